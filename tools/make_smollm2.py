@@ -23,11 +23,10 @@ def find_gguf() -> pathlib.Path:
 
 
 def convert(out: pathlib.Path) -> None:
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
-    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
-    transformers.utils.logging.disable_progress_bar()
     gguf = find_gguf()
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
