@@ -1,8 +1,9 @@
 /* The engine: a model, its adapters and a scheduler that serves many requests in one batch.
  *
- * One scheduler thread owns all request state and is worker 0 of the compute pool. Every function here may
- * be called from any thread unless it says otherwise. Callbacks run on the scheduler thread: they must be
- * short, must not block and must not call back into the engine, except hr_engine_abort. */
+ * One scheduler thread owns all request state and is worker 0 of the compute pool. Every function
+ * here may be called from any thread unless it says otherwise. Callbacks run on the scheduler
+ * thread: they must be short, must not block and must not call back into the engine, except
+ * hr_engine_abort. */
 #ifndef HEADRACE_ENGINE_H
 #define HEADRACE_ENGINE_H
 
@@ -19,47 +20,50 @@ extern "C" {
 typedef struct hr_engine hr_engine;
 
 typedef struct hr_engine_options {
-    const char *model_path;         /* Hugging Face model directory */
-    const char *dtype;              /* NULL or "auto" (bfloat16), "bfloat16", "float32" */
-    const char *isa;                /* NULL = fastest; "ref", "avx2", "avx512", "amx" */
-    unsigned threads;               /* compute workers; 0 = min(affinity, cgroup quota) */
-    uint32_t context_length;        /* 0 = the model's */
-    uint32_t max_running_requests;  /* 0 = 64 */
-    uint32_t max_queued_requests;   /* 0 = 8192; over it hr_engine_submit says HR_ERR_BUSY */
-    uint32_t chunked_prefill_size;  /* most prompt rows of a step; 0 = 512 */
-    uint64_t max_total_tokens;      /* KV positions; 0 = from the memory limit */
-    double mem_fraction_static;     /* share of available memory for weights + KV; 0 = 0.8 */
-    bool enable_lora;               /* false: every lora name and load is refused */
-    uint32_t max_loras_per_batch;   /* distinct adapters (base counts as one) in a batch; 0 = 8 */
-    uint32_t max_loaded_loras;      /* 0 = unlimited */
-    uint32_t max_lora_rank;         /* 0 = any rank */
-    const char *weight_version;     /* NULL = "default" */
-    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* while loading; may be NULL */
+    const char *model_path;        /* Hugging Face model directory */
+    const char *dtype;             /* NULL or "auto" (bfloat16), "bfloat16", "float32" */
+    const char *isa;               /* NULL = fastest; "ref", "avx2", "avx512", "amx" */
+    unsigned threads;              /* compute workers; 0 = min(affinity, cgroup quota) */
+    uint32_t context_length;       /* 0 = the model's */
+    uint32_t max_running_requests; /* 0 = 64 */
+    uint32_t max_queued_requests;  /* 0 = 8192; over it hr_engine_submit says HR_ERR_BUSY */
+    uint32_t chunked_prefill_size; /* most prompt rows of a step; 0 = 512 */
+    uint64_t max_total_tokens;     /* KV positions; 0 = from the memory limit */
+    double mem_fraction_static;    /* share of available memory for weights + KV; 0 = 0.8 */
+    bool enable_lora;              /* false: every lora name and load is refused */
+    uint32_t max_loras_per_batch;  /* distinct adapters (base counts as one) in a batch; 0 = 8 */
+    uint32_t max_loaded_loras;     /* 0 = unlimited */
+    uint32_t max_lora_rank;        /* 0 = any rank */
+    const char *weight_version;    /* NULL = "default" */
+    void (*progress)(void *ctx, uint64_t done_bytes,
+                     uint64_t total_bytes); /* while loading; may be NULL */
     void *progress_ctx;
 } hr_engine_options;
 
-/* Loads the model and starts the scheduler thread; returns when requests can be served. Refusals leave
- * nothing behind. The caller owns *out. */
+/* Loads the model and starts the scheduler thread; returns when requests can be served. Refusals
+ * leave nothing behind. The caller owns *out. */
 hr_status hr_engine_create(const hr_engine_options *options, hr_engine **out, hr_error *err);
 
-/* Stops: refuses new requests (HR_ERR_STOPPING), lets running and queued ones finish for at most drain_ms,
- * aborts the rest; every request has had its on_finish when this returns. */
+/* Stops: refuses new requests (HR_ERR_STOPPING), lets running and queued ones finish for at most
+ * drain_ms, aborts the rest; every request has had its on_finish when this returns. */
 void hr_engine_drain(hr_engine *engine, uint64_t drain_ms);
 
-/* Drains with 0 ms if not drained yet, joins the scheduler and frees everything. NULL is allowed. */
+/* Drains with 0 ms if not drained yet, joins the scheduler and frees everything. NULL is allowed.
+ */
 void hr_engine_destroy(hr_engine *engine);
 
 /* Facts that never change after creation; strings live as long as the engine. */
 typedef struct hr_engine_info {
     const char *model_path, *architecture, *model_type;
-    const char *dtype;       /* "bfloat16" or "float32" */
-    const char *isa;         /* tier in use */
-    const char *isa_note;    /* "" or why a faster tier was refused */
-    const char *kv_source;   /* what set the KV size: "available memory", "cgroup memory limit", "--max-total-tokens" */
+    const char *dtype;     /* "bfloat16" or "float32" */
+    const char *isa;       /* tier in use */
+    const char *isa_note;  /* "" or why a faster tier was refused */
+    const char *kv_source; /* what set the KV size: "available memory", "cgroup memory limit",
+                              "--max-total-tokens" */
     unsigned threads;
     uint32_t vocab_size, context_length, max_running_requests, chunked_prefill_size;
     uint64_t max_total_tokens, kv_bytes, weight_bytes;
-    uint32_t bos_token_id;   /* UINT32_MAX = none */
+    uint32_t bos_token_id; /* UINT32_MAX = none */
     uint32_t max_loras_per_batch, max_loaded_loras, max_lora_rank;
     bool enable_lora;
     const uint32_t *eos_token_ids;
@@ -83,14 +87,14 @@ void hr_engine_weight_version(hr_engine *engine, char *out, size_t size);
 /* ---- requests ---- */
 
 typedef struct hr_sampling_params {
-    uint32_t max_new_tokens;    /* 0 = score the prompt only */
-    uint32_t min_new_tokens;    /* eos and stop ids cannot be drawn before */
-    float temperature;          /* 0 (or < 1e-6) = greedy */
-    float top_p;                /* (0, 1] */
-    int32_t top_k;              /* -1 = whole vocabulary, >= 1 */
-    float min_p;                /* [0, 1] */
+    uint32_t max_new_tokens;                   /* 0 = score the prompt only */
+    uint32_t min_new_tokens;                   /* eos and stop ids cannot be drawn before */
+    float temperature;                         /* 0 (or < 1e-6) = greedy */
+    float top_p;                               /* (0, 1] */
+    int32_t top_k;                             /* -1 = whole vocabulary, >= 1 */
+    float min_p;                               /* [0, 1] */
     float frequency_penalty, presence_penalty; /* [-2, 2], over generated tokens */
-    float repetition_penalty;   /* (0, 2], over prompt and generated tokens */
+    float repetition_penalty;                  /* (0, 2], over prompt and generated tokens */
     const uint32_t *logit_bias_ids;
     const float *logit_bias;
     size_t n_logit_bias;
@@ -98,7 +102,7 @@ typedef struct hr_sampling_params {
     size_t n_stop_token_ids;
     bool ignore_eos;
     bool has_seed;
-    uint64_t seed;              /* without a seed one is drawn per request */
+    uint64_t seed; /* without a seed one is drawn per request */
 } hr_sampling_params;
 
 /* SGLang's defaults: 128 new tokens, temperature 1, top_p 1, top_k -1, the rest off. */
@@ -107,18 +111,18 @@ hr_sampling_params hr_sampling_params_default(void);
 /* Logprobs of one position. The arrays are valid during the callback only. */
 typedef struct hr_position_logprobs {
     uint32_t token;
-    bool has_logprob;           /* false for the very first prompt position */
-    float logprob;              /* log-softmax, natural log */
-    uint32_t n_top;             /* descending, ties to the lowest id; 0 when !has_logprob */
+    bool has_logprob; /* false for the very first prompt position */
+    float logprob;    /* log-softmax, natural log */
+    uint32_t n_top;   /* descending, ties to the lowest id; 0 when !has_logprob */
     const uint32_t *top_ids;
     const float *top_logprobs;
-    uint32_t n_ids;             /* token_ids_logprob, in the order asked for */
+    uint32_t n_ids; /* token_ids_logprob, in the order asked for */
     const float *ids_logprobs;
 } hr_position_logprobs;
 
 typedef enum hr_finish_type {
     HR_FINISH_LENGTH,
-    HR_FINISH_STOP_TOKEN,  /* matched_token: eos or one of stop_token_ids; it is in the output ids */
+    HR_FINISH_STOP_TOKEN, /* matched_token: eos or one of stop_token_ids; it is in the output ids */
     HR_FINISH_STOP_CALLER, /* on_token returned HR_TOKEN_STOP */
     HR_FINISH_ABORT,       /* hr_engine_abort, or drain */
     HR_FINISH_ERROR        /* status and message say why (for instance logits were not finite) */
@@ -127,30 +131,32 @@ typedef enum hr_finish_type {
 typedef struct hr_finish {
     hr_finish_type type;
     uint32_t matched_token;
-    hr_status status;     /* HR_FINISH_ERROR and HR_FINISH_ABORT */
-    const char *message;  /* valid during the callback; "" when there is nothing to say */
+    hr_status status;    /* HR_FINISH_ERROR and HR_FINISH_ABORT */
+    const char *message; /* valid during the callback; "" when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens, cached_tokens, retractions;
-    const char *weight_version;  /* valid during the callback */
+    const char *weight_version;                /* valid during the callback */
     uint64_t queue_ns, first_token_ns, e2e_ns; /* since submit; first_token_ns 0 when none */
 } hr_finish;
 
 typedef enum hr_token_verdict { HR_TOKEN_CONTINUE, HR_TOKEN_STOP } hr_token_verdict;
 
 typedef struct hr_request_params {
-    const char *rid;            /* copied; must not be live already */
-    const uint32_t *input_ids;  /* copied; at least 1, each < vocab_size */
+    const char *rid;           /* copied; must not be live already */
+    const uint32_t *input_ids; /* copied; at least 1, each < vocab_size */
     size_t n_input_ids;
     hr_sampling_params sampling; /* arrays are copied */
-    const char *lora_name;      /* NULL or "" = base; resolved and leased inside submit */
+    const char *lora_name;       /* NULL or "" = base; resolved and leased inside submit */
     bool return_logprob;
-    int64_t logprob_start_len;  /* -1 = output tokens only; 0..n_input_ids */
-    uint32_t top_logprobs_num;  /* <= vocab_size */
+    int64_t logprob_start_len;         /* -1 = output tokens only; 0..n_input_ids */
+    uint32_t top_logprobs_num;         /* <= vocab_size */
     const uint32_t *token_ids_logprob; /* copied */
     size_t n_token_ids_logprob;
 
     void *ctx;
-    /* Prompt positions logprob_start_len .. n_input_ids-1 in order, some per call. NULL when not wanted. */
-    void (*on_prompt_logprobs)(void *ctx, uint32_t first, uint32_t n, const hr_position_logprobs *positions);
+    /* Prompt positions logprob_start_len .. n_input_ids-1 in order, some per call. NULL when not
+     * wanted. */
+    void (*on_prompt_logprobs)(void *ctx, uint32_t first, uint32_t n,
+                               const hr_position_logprobs *positions);
     /* One generated token. The logprob part is filled when return_logprob. */
     hr_token_verdict (*on_token)(void *ctx, const hr_position_logprobs *token);
     /* Exactly once per accepted request, last; ctx is not touched afterwards. */
@@ -158,30 +164,35 @@ typedef struct hr_request_params {
 } hr_request_params;
 
 /* Validates, takes the adapter's lease and queues. On failure no callback is ever called. Refusals:
- * HR_ERR_INVALID (the message names the field), HR_ERR_ADAPTER_UNKNOWN ("not loaded" and "never been loaded" stand
- * in the text), HR_ERR_BUSY (queue full), HR_ERR_STOPPING. n_input_ids + max_new_tokens may pass the context length:
- * generation then ends with HR_FINISH_LENGTH there; a prompt that leaves no room is refused. */
+ * HR_ERR_INVALID (the message names the field), HR_ERR_ADAPTER_UNKNOWN ("not loaded" and "never
+ * been loaded" stand in the text), HR_ERR_BUSY (queue full), HR_ERR_STOPPING. n_input_ids +
+ * max_new_tokens may pass the context length: generation then ends with HR_FINISH_LENGTH there; a
+ * prompt that leaves no room is refused. */
 hr_status hr_engine_submit(hr_engine *engine, const hr_request_params *params, hr_error *err);
 
-/* Validates only (also the adapter's presence), so that a batch is refused as a whole before any item runs. */
+/* Validates only (also the adapter's presence), so that a batch is refused as a whole before any
+ * item runs. */
 hr_status hr_engine_check(hr_engine *engine, const hr_request_params *params, hr_error *err);
 
-/* Aborts the request with exactly this rid, in whatever state; false when there is none. Its on_finish comes
- * later, on the scheduler thread. */
+/* Aborts the request with exactly this rid, in whatever state; false when there is none. Its
+ * on_finish comes later, on the scheduler thread. */
 bool hr_engine_abort(hr_engine *engine, const char *rid);
 void hr_engine_abort_all(hr_engine *engine);
 
 /* ---- adapters ---- */
 
-/* Reads, checks and packs the PEFT directory on the calling thread, then publishes it under name. The new
- * adapter has a fresh id: no cache entry of an older one with that name is ever used for it. Refusals:
- * HR_ERR_ADAPTER_EXISTS ("already loaded"), HR_ERR_ADAPTER_CONFIG / _INCOMPATIBLE ("incompatible"),
- * HR_ERR_INVALID (name empty, over 256 bytes, or with ':'), HR_ERR_UNSUPPORTED ("LoRA is not enabled"), HR_ERR_LIMIT.
- * At max_loaded_loras the least recently used unpinned adapter gives way. */
-hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char *path, bool pinned, hr_error *err);
+/* Reads, checks and packs the PEFT directory on the calling thread, then publishes it under name.
+ * The new adapter has a fresh id: no cache entry of an older one with that name is ever used for
+ * it. Refusals: HR_ERR_ADAPTER_EXISTS ("already loaded"), HR_ERR_ADAPTER_CONFIG / _INCOMPATIBLE
+ * ("incompatible"), HR_ERR_INVALID (name empty, over 256 bytes, or with ':'), HR_ERR_UNSUPPORTED
+ * ("LoRA is not enabled"), HR_ERR_LIMIT. At max_loaded_loras the least recently used unpinned
+ * adapter gives way. */
+hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char *path, bool pinned,
+                                 hr_error *err);
 
-/* The name is gone at once for new requests; running ones keep their version to the end; its memory goes with
- * the last lease. Never waits for requests. HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X does not exist". */
+/* The name is gone at once for new requests; running ones keep their version to the end; its memory
+ * goes with the last lease. Never waits for requests. HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X
+ * does not exist". */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 typedef struct hr_adapter_info {
@@ -193,7 +204,8 @@ typedef struct hr_adapter_info {
     uint64_t bytes;
 } hr_adapter_info;
 /* Snapshot in load order; *out is freed with free(). */
-hr_status hr_engine_list_adapters(hr_engine *engine, hr_adapter_info **out, size_t *n, hr_error *err);
+hr_status hr_engine_list_adapters(hr_engine *engine, hr_adapter_info **out, size_t *n,
+                                  hr_error *err);
 
 #ifdef __cplusplus
 }

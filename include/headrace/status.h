@@ -1,7 +1,8 @@
 /* Status codes and the error object of every fallible call.
  *
- * Codes are grouped by what is lost, so that a caller knows how much to rebuild: the call, a tensor, an
- * adapter, a session, a peer, or the engine. The message says what was wanted, what came and what to do. */
+ * Codes are grouped by what is lost, so that a caller knows how much to rebuild: the call, a
+ * tensor, an adapter, a session, a peer, or the engine. The message says what was wanted, what came
+ * and what to do. */
 #ifndef HEADRACE_STATUS_H
 #define HEADRACE_STATUS_H
 
@@ -54,8 +55,8 @@ typedef struct hr_error {
     char message[1024]; /* UTF-8, NUL-terminated, cut at a character border when longer */
 } hr_error;
 
-/* Name of a status ("ERR_SHAPE") and its one-line text. Static strings; "unknown" for a foreign value.
- * Thread-safe. */
+/* Name of a status ("ERR_SHAPE") and its one-line text. Static strings; "unknown" for a foreign
+ * value. Thread-safe. */
 const char *hr_status_name(hr_status status);
 const char *hr_status_text(hr_status status);
 

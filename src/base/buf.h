@@ -5,9 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* data is NUL-terminated whenever it is not NULL; len excludes that NUL. Zero-initialise to start; free
- * with hr_buf_free. When an allocation fails the buffer is left as it was, failed becomes true and later
- * appends do nothing: check failed once, at the end. */
+/* data is NUL-terminated whenever it is not NULL; len excludes that NUL. Zero-initialise to start;
+ * free with hr_buf_free. When an allocation fails the buffer is left as it was, failed becomes true
+ * and later appends do nothing: check failed once, at the end. */
 typedef struct hr_buf {
     char *data;
     size_t len, cap;

@@ -1,4 +1,5 @@
-/* Time through a small struct, so that tests can stop and turn it; and deadlines, which every wait has. */
+/* Time through a small struct, so that tests can stop and turn it; and deadlines, which every wait
+ * has. */
 #ifndef HR_BASE_CLOCK_H
 #define HR_BASE_CLOCK_H
 

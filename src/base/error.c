@@ -28,7 +28,8 @@ const char *hr_status_text(hr_status status) {
     return "unknown";
 }
 
-/* A cut message must stay valid UTF-8: step back over the bytes of a character that does not fit. */
+/* A cut message must stay valid UTF-8: step back over the bytes of a character that does not fit.
+ */
 static void cut_at_character(char *text, size_t size) {
     size_t len = strlen(text);
     if (len + 1 < size)

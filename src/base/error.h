@@ -1,5 +1,5 @@
-/* How a failure is made and handed on: fill the caller's hr_error once, where the failure is decided,
- * and return its status; everybody above only forwards it. */
+/* How a failure is made and handed on: fill the caller's hr_error once, where the failure is
+ * decided, and return its status; everybody above only forwards it. */
 #ifndef HR_BASE_ERROR_H
 #define HR_BASE_ERROR_H
 
@@ -10,8 +10,8 @@
 hr_status hr_fail(hr_error *err, hr_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "context: " before the message that err already holds; returns err's status, or status when err
- * is NULL. For callers that know a name (a file, an adapter) the failing callee did not. */
+/* Puts "context: " before the message that err already holds; returns err's status, or status when
+ * err is NULL. For callers that know a name (a file, an adapter) the failing callee did not. */
 hr_status hr_fail_context(hr_error *err, hr_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

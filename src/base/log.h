@@ -1,5 +1,5 @@
-/* Log lines on stderr: "[2026-11-29 18:00:00] LEVEL message". One write per line, so lines of several
- * threads never mix. Keys and payloads are never logged. */
+/* Log lines on stderr: "[2026-11-29 18:00:00] LEVEL message". One write per line, so lines of
+ * several threads never mix. Keys and payloads are never logged. */
 #ifndef HR_BASE_LOG_H
 #define HR_BASE_LOG_H
 

@@ -26,10 +26,10 @@ static bool read_u64(const char *path, uint64_t *value) {
     return end != line;
 }
 
-/* Walks this process's cgroup from its own folder up to the root and calls visit on each: any level may
- * hold the limit that counts. version 2 uses one tree, version 1 one tree a controller. */
-static void visit_cgroups(const char *controller, void (*visit)(const char *dir, bool v2, void *arg),
-                          void *arg) {
+/* Walks this process's cgroup from its own folder up to the root and calls visit on each: any level
+ * may hold the limit that counts. version 2 uses one tree, version 1 one tree a controller. */
+static void visit_cgroups(const char *controller,
+                          void (*visit)(const char *dir, bool v2, void *arg), void *arg) {
     FILE *file = fopen("/proc/self/cgroup", "re");
     if (file == NULL)
         return;
@@ -154,7 +154,8 @@ void *hr_pages_alloc(size_t bytes) {
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return NULL;
     size_t size = whole_huge_pages(bytes);
-    char *map = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *map =
+        mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return NULL;
     size_t head = (HUGE_PAGE - (uintptr_t)map % HUGE_PAGE) % HUGE_PAGE;

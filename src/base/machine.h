@@ -8,8 +8,9 @@
 /* Threads worth starting: min(affinity mask, cgroup v2/v1 CPU quota rounded up), at least 1. */
 unsigned hr_machine_threads(void);
 
-/* Bytes of memory this process may still take: min(MemAvailable, cgroup limit - cgroup use), and the
- * smallest limit that is in force. source (when not NULL) gets a static string naming what set it. */
+/* Bytes of memory this process may still take: min(MemAvailable, cgroup limit - cgroup use), and
+ * the smallest limit that is in force. source (when not NULL) gets a static string naming what set
+ * it. */
 uint64_t hr_machine_memory_available(const char **source);
 
 /* Resident bytes of this process (VmRSS); 0 when it cannot be read. */

@@ -12,9 +12,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Spins before sleeping: about 50 us, longer than the gap between two steps of a busy engine. With more
- * workers than cores spinning only steals time from the worker that is waited for, so yield instead. */
-enum { SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 2000 };
+/* Spins before sleeping: about 100 us, longer than the gap between two steps of a busy engine. With
+ * more workers than cores spinning only steals time from the worker that is waited for, so yield
+ * instead. */
+enum { SPINS_BEFORE_SLEEP = 8000, SPINS_BEFORE_YIELD = 2000 };
 
 struct hr_pool {
     unsigned n_workers, n_started;
@@ -33,7 +34,9 @@ typedef struct worker_start {
     unsigned worker;
 } worker_start;
 
-enum { FP_MODE = 0x8000 /* FTZ */ | 0x0040 /* DAZ */ | 0x1F80 /* all exceptions masked, nearest */ };
+enum {
+    FP_MODE = 0x8000 /* FTZ */ | 0x0040 /* DAZ */ | 0x1F80 /* all exceptions masked, nearest */
+};
 
 unsigned hr_fp_enter(void) {
     unsigned saved = _mm_getcsr();
@@ -83,7 +86,8 @@ void hr_pool_barrier(hr_pool *pool, unsigned worker) {
         atomic_store_explicit(&pool->phase, phase + 1, memory_order_release);
         return;
     }
-    for (int spins = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase; spins++) {
+    for (int spins = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase;
+         spins++) {
         if (spins < SPINS_BEFORE_YIELD)
             _mm_pause();
         else

@@ -1,8 +1,9 @@
 /* The compute pool: a fixed team of workers that run one job together, each knowing its index.
  *
- * The thread that calls hr_pool_run is worker 0 and takes part. Workers spin briefly between jobs, then
- * sleep, so an idle engine uses no CPU. Every job runs with a floating-point mode that the arithmetic
- * promise needs (round to nearest even, denormals flushed in and out), set on entry and restored on exit. */
+ * The thread that calls hr_pool_run is worker 0 and takes part. Workers spin briefly between jobs,
+ * then sleep, so an idle engine uses no CPU. Every job runs with a floating-point mode that the
+ * arithmetic promise needs (round to nearest even, denormals flushed in and out), set on entry and
+ * restored on exit. */
 #ifndef HR_BASE_POOL_H
 #define HR_BASE_POOL_H
 
@@ -29,8 +30,8 @@ void hr_pool_run(hr_pool *pool, hr_pool_job job, void *arg);
  * visible to all. Every worker must call it the same number of times. */
 void hr_pool_barrier(hr_pool *pool, unsigned worker);
 
-/* Sets the floating-point mode of a job on the calling thread; returns what hr_fp_restore takes. For code
- * that runs kernels outside a pool (tests, tools). */
+/* Sets the floating-point mode of a job on the calling thread; returns what hr_fp_restore takes.
+ * For code that runs kernels outside a pool (tests, tools). */
 unsigned hr_fp_enter(void);
 void hr_fp_restore(unsigned saved);
 
