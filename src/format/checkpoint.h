@@ -1,0 +1,30 @@
+/* The weights of a Hugging Face model directory as one set of tensors, whether they lie in one
+ * model.safetensors or in shards listed by model.safetensors.index.json. */
+#ifndef HR_FORMAT_CHECKPOINT_H
+#define HR_FORMAT_CHECKPOINT_H
+
+#include "base/error.h"
+
+#include <headrace/tensor.h>
+
+typedef struct hr_checkpoint hr_checkpoint;
+
+/* Maps and checks every file of the directory. Refused, by name: no safetensors weights (and, said
+ * so, only pickled ones), a shard missing, a tensor the index puts into a shard that lacks it, a
+ * tensor that a shard holds and the index does not name, one tensor in two shards. ERR_NOT_FOUND,
+ * ERR_IO, ERR_CORRUPT, ERR_UNSUPPORTED. */
+hr_status hr_checkpoint_open(const char *dir, hr_checkpoint **out, hr_error *err);
+void hr_checkpoint_close(hr_checkpoint *checkpoint); /* NULL is allowed */
+
+/* Tensors, shard after shard in data order. Pointers live until close. Reading is thread-safe. */
+size_t hr_checkpoint_count(const hr_checkpoint *checkpoint);
+const hr_tensor *hr_checkpoint_at(const hr_checkpoint *checkpoint, size_t index);
+/* By name; NULL when absent. */
+const hr_tensor *hr_checkpoint_find(const hr_checkpoint *checkpoint, const char *name);
+/* Bytes of all tensors. */
+uint64_t hr_checkpoint_bytes(const hr_checkpoint *checkpoint);
+
+/* See hr_safetensors_drop; tensor must come from this checkpoint. */
+void hr_checkpoint_drop(const hr_checkpoint *checkpoint, const hr_tensor *tensor);
+
+#endif

@@ -1,0 +1,321 @@
+/* Reader of the safetensors container. The header comes from outside: every number in it is checked
+ * against the bytes that are really there before anything points at them. */
+#include "format/safetensors.h"
+
+#include "format/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct hr_safetensors {
+    const unsigned char *bytes;
+    uint64_t size;
+    bool mapped;
+    char *label;
+    cJSON *header; /* keeps the names and the metadata */
+    hr_tensor *tensors;
+    size_t n;
+    size_t *by_name; /* indices of tensors, sorted by name */
+};
+
+/* One entry of the header while it is checked. */
+typedef struct hr_extent {
+    hr_tensor tensor;
+    uint64_t begin, end;
+} hr_extent;
+
+static hr_status corrupt(const hr_safetensors *file, hr_error *err, const char *name,
+                         const char *what) {
+    return hr_fail(err, HR_ERR_CORRUPT, "%s: tensor %.200s: %s", file->label, name, what);
+}
+
+/* A JSON number that is a whole number below 2^63; anything else is not a size. */
+static bool as_size(const cJSON *item, uint64_t *out) {
+    if (!cJSON_IsNumber(item))
+        return false;
+    double value = item->valuedouble;
+    if (!(value >= 0 && value < 0x1p63) || value != (double)(uint64_t)value)
+        return false;
+    *out = (uint64_t)value;
+    return true;
+}
+
+static hr_status read_shape(const hr_safetensors *file, const cJSON *entry, const char *name,
+                            hr_tensor *tensor, hr_error *err) {
+    const cJSON *shape = hr_json_get(entry, "shape");
+    if (!cJSON_IsArray(shape))
+        return corrupt(file, err, name, "shape is not an array");
+    for (const cJSON *dim = shape->child; dim != NULL; dim = dim->next) {
+        if (tensor->ndim == HR_TENSOR_MAX_DIMS)
+            return corrupt(file, err, name, "shape has more than 8 dimensions");
+        if (!as_size(dim, &tensor->shape[tensor->ndim++]))
+            return corrupt(file, err, name, "shape holds something that is not a size");
+    }
+    return HR_OK;
+}
+
+static hr_status read_entry(const hr_safetensors *file, const cJSON *entry, hr_extent *out,
+                            hr_error *err) {
+    const char *name = entry->string;
+    out->tensor.name = name;
+    if (!cJSON_IsObject(entry))
+        return corrupt(file, err, name, "header entry is not an object");
+    const cJSON *dtype = hr_json_get(entry, "dtype");
+    if (!cJSON_IsString(dtype))
+        return corrupt(file, err, name, "header entry has no dtype");
+    if (!hr_dtype_from_name(dtype->valuestring, &out->tensor.dtype))
+        return hr_fail(err, HR_ERR_DTYPE, "%s: tensor %.200s: dtype %.32s is not known",
+                       file->label, name, dtype->valuestring);
+    HR_TRY(read_shape(file, entry, name, &out->tensor, err));
+    const cJSON *offsets = hr_json_get(entry, "data_offsets");
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
+        !as_size(offsets->child, &out->begin) || !as_size(offsets->child->next, &out->end))
+        return corrupt(file, err, name, "data_offsets is not a pair of sizes");
+    if (out->begin > out->end)
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: tensor %.200s: data begins at %" PRIu64 " after its end at %" PRIu64,
+                       file->label, name, out->begin, out->end);
+    uint64_t elements, bytes;
+    if (!hr_shape_elements(out->tensor.shape, out->tensor.ndim, &elements) ||
+        __builtin_mul_overflow(elements, hr_dtype_size(out->tensor.dtype), &bytes))
+        return corrupt(file, err, name, "the product of the shape overflows");
+    if (bytes != out->end - out->begin) {
+        char shape[128];
+        return hr_fail(
+            err, HR_ERR_CORRUPT,
+            "%s: tensor %.200s: shape %s of %s needs %" PRIu64 " bytes, its offsets hold %" PRIu64,
+            file->label, name, hr_shape_format(out->tensor.shape, out->tensor.ndim, shape, 128),
+            hr_dtype_name(out->tensor.dtype), bytes, out->end - out->begin);
+    }
+    out->tensor.bytes = bytes;
+    return HR_OK;
+}
+
+static int compare_extents(const void *a, const void *b) {
+    const hr_extent *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end)
+        return x->end < y->end ? -1 : 1;
+    return strcmp(x->tensor.name, y->tensor.name);
+}
+
+/* Sorted extents must follow one another from 0 to the end of the file. */
+static hr_status check_cover(const hr_safetensors *file, const hr_extent *extents, size_t n,
+                             uint64_t data_start, hr_error *err) {
+    uint64_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (extents[i].begin != at)
+            return hr_fail(err, HR_ERR_CORRUPT,
+                           "%s: tensor %.200s: %s: data begins at %" PRIu64
+                           ", the tensor before it ends at %" PRIu64,
+                           file->label, extents[i].tensor.name,
+                           extents[i].begin < at ? "overlap" : "hole", extents[i].begin, at);
+        at = extents[i].end;
+    }
+    uint64_t found = file->size - data_start;
+    if (found < at)
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: cut short: needs %" PRIu64 " bytes, has %" PRIu64
+                       "; fetch the file again",
+                       file->label, at + data_start, file->size);
+    if (found > at)
+        return hr_fail(err, HR_ERR_CORRUPT, "%s: %" PRIu64 " bytes after the last tensor",
+                       file->label, found - at);
+    return HR_OK;
+}
+
+static hr_status check_metadata(const hr_safetensors *file, const cJSON *metadata, hr_error *err) {
+    if (cJSON_IsNull(metadata))
+        return HR_OK;
+    if (!cJSON_IsObject(metadata))
+        return hr_fail(err, HR_ERR_CORRUPT, "%s: __metadata__ is not an object", file->label);
+    for (const cJSON *item = metadata->child; item != NULL; item = item->next) {
+        if (!cJSON_IsString(item))
+            return hr_fail(err, HR_ERR_CORRUPT, "%s: __metadata__ %.100s is not a string",
+                           file->label, item->string);
+    }
+    return HR_OK;
+}
+
+static hr_status parse_header(hr_safetensors *file, uint64_t *data_start, hr_error *err) {
+    uint64_t length = 0;
+    if (file->size < 8)
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: cut short: a safetensors file has at least 8 bytes, this one %" PRIu64,
+                       file->label, file->size);
+    for (int i = 7; i >= 0; i--)
+        length = length << 8 | file->bytes[i];
+    if (length > HR_SAFETENSORS_MAX_HEADER)
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: not a safetensors file: header of %" PRIu64
+                       " bytes is over the limit of %" PRIu64,
+                       file->label, length, HR_SAFETENSORS_MAX_HEADER);
+    if (length > file->size - 8)
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: cut short: header needs %" PRIu64 " bytes, the file has %" PRIu64
+                       "; fetch the file again",
+                       file->label, length + 8, file->size);
+    const char *text = (const char *)file->bytes + 8;
+    if (length == 0 || text[0] != '{')
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s: not a safetensors file: the header does not begin with '{'",
+                       file->label);
+    hr_status status = hr_json_parse(text, length, HR_SAFETENSORS_MAX_HEADER, &file->header, err);
+    if (status == HR_ERR_INVALID && err != NULL)
+        err->status = status = HR_ERR_CORRUPT;
+    if (status != HR_OK)
+        return hr_fail_context(err, HR_ERR_CORRUPT, "%s: header", file->label);
+    const char *twice = hr_json_duplicate_key(file->header);
+    if (twice != NULL)
+        return hr_fail(err, HR_ERR_CORRUPT, "%s: header has the key %.200s twice (duplicate)",
+                       file->label, twice);
+    *data_start = length + 8;
+    return HR_OK;
+}
+
+static int compare_names(const void *a, const void *b, void *tensors) {
+    const hr_tensor *list = tensors;
+    return strcmp(list[*(const size_t *)a].name, list[*(const size_t *)b].name);
+}
+
+/* Entries of the header into file->tensors, in data order. */
+static hr_status read_tensors(hr_safetensors *file, uint64_t data_start, hr_error *err) {
+    size_t n = (size_t)cJSON_GetArraySize(file->header), used = 0;
+    hr_extent *extents = calloc(n + 1, sizeof *extents);
+    file->tensors = calloc(n + 1, sizeof *file->tensors);
+    file->by_name = calloc(n + 1, sizeof *file->by_name);
+    hr_status status = HR_OK;
+    if (extents == NULL || file->tensors == NULL || file->by_name == NULL)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file->label, n);
+    for (const cJSON *entry = file->header->child; status == HR_OK && entry != NULL;
+         entry = entry->next) {
+        if (strcmp(entry->string, "__metadata__") == 0)
+            status = check_metadata(file, entry, err);
+        else
+            status = read_entry(file, entry, &extents[used++], err);
+    }
+    if (status != HR_OK)
+        goto out;
+    qsort(extents, used, sizeof *extents, compare_extents);
+    status = check_cover(file, extents, used, data_start, err);
+    if (status != HR_OK)
+        goto out;
+    for (size_t i = 0; i < used; i++) {
+        file->tensors[i] = extents[i].tensor;
+        file->tensors[i].data = file->bytes + data_start + extents[i].begin;
+        file->by_name[i] = i;
+    }
+    file->n = used;
+    qsort_r(file->by_name, used, sizeof *file->by_name, compare_names, file->tensors);
+out:
+    free(extents);
+    return status;
+}
+
+/* Takes the mapping over, also when it fails. */
+static hr_status open_bytes(const void *bytes, uint64_t size, bool mapped, const char *label,
+                            hr_safetensors **out, hr_error *err) {
+    uint64_t data_start = 0;
+    hr_safetensors *file = calloc(1, sizeof *file);
+    if (file == NULL || (file->label = strdup(label)) == NULL) {
+        free(file);
+        if (mapped && size > 0)
+            munmap((void *)(uintptr_t)bytes, size);
+        return hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", label);
+    }
+    file->bytes = bytes;
+    file->size = size;
+    file->mapped = mapped;
+    hr_status status = parse_header(file, &data_start, err);
+    if (status == HR_OK)
+        status = read_tensors(file, data_start, err);
+    if (status != HR_OK) {
+        hr_safetensors_close(file);
+        return status;
+    }
+    *out = file;
+    return HR_OK;
+}
+
+hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return hr_fail(err, errno == ENOENT ? HR_ERR_NOT_FOUND : HR_ERR_IO, "%s: %s", path,
+                       strerror(errno));
+    struct stat info;
+    void *bytes = NULL;
+    hr_status status = HR_OK;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        status = hr_fail(err, HR_ERR_IO, "%s: not a regular file", path);
+    } else if (info.st_size > 0) {
+        bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED)
+            status = hr_fail(err, HR_ERR_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+    }
+    close(fd);
+    return status == HR_OK ? open_bytes(bytes, (uint64_t)info.st_size, true, path, out, err)
+                           : status;
+}
+
+hr_status hr_safetensors_parse(const void *bytes, size_t size, const char *label,
+                               hr_safetensors **out, hr_error *err) {
+    return open_bytes(bytes, size, false, label, out, err);
+}
+
+void hr_safetensors_close(hr_safetensors *file) {
+    if (file == NULL)
+        return;
+    if (file->mapped && file->size > 0)
+        munmap((void *)(uintptr_t)file->bytes, file->size);
+    cJSON_Delete(file->header);
+    free(file->by_name);
+    free(file->tensors);
+    free(file->label);
+    free(file);
+}
+
+size_t hr_safetensors_count(const hr_safetensors *file) {
+    return file->n;
+}
+
+const hr_tensor *hr_safetensors_at(const hr_safetensors *file, size_t index) {
+    return &file->tensors[index];
+}
+
+const hr_tensor *hr_safetensors_find(const hr_safetensors *file, const char *name) {
+    size_t low = 0, high = file->n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const hr_tensor *tensor = &file->tensors[file->by_name[middle]];
+        int order = strcmp(name, tensor->name);
+        if (order == 0)
+            return tensor;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+const char *hr_safetensors_metadata(const hr_safetensors *file, const char *key) {
+    const cJSON *item = hr_json_get(hr_json_get(file->header, "__metadata__"), key);
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+void hr_safetensors_drop(const hr_safetensors *file, const hr_tensor *tensor) {
+    if (!file->mapped)
+        return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)tensor->data + tensor->bytes) & ~(page - 1);
+    if (end > begin)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+}

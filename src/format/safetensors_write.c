@@ -1,0 +1,138 @@
+/* Writer of the safetensors container: the header first, padded so that the data begins at a
+ * multiple of 64, then the tensors in an order that keeps each of them aligned without holes, which
+ * the format forbids. */
+#include "format/json_writer.h"
+#include "format/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Sizes that are multiples of 64 stand first, then larger elements before smaller ones. */
+static int compare_placement(const void *a, const void *b) {
+    const hr_tensor *x = *(const hr_tensor *const *)a, *y = *(const hr_tensor *const *)b;
+    bool odd_x = x->bytes % HR_SAFETENSORS_ALIGN != 0, odd_y = y->bytes % HR_SAFETENSORS_ALIGN != 0;
+    size_t size_x = hr_dtype_size(x->dtype), size_y = hr_dtype_size(y->dtype);
+    if (odd_x != odd_y)
+        return odd_x ? 1 : -1;
+    if (odd_x && size_x != size_y)
+        return size_x > size_y ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static int compare_names(const void *a, const void *b) {
+    const hr_tensor *x = *(const hr_tensor *const *)a, *y = *(const hr_tensor *const *)b;
+    return strcmp(x->name, y->name);
+}
+
+static hr_status check_names(const hr_tensor **list, size_t n, hr_error *err) {
+    qsort(list, n, sizeof *list, compare_names);
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(list[i]->name, "__metadata__") == 0 ||
+            (i > 0 && strcmp(list[i]->name, list[i - 1]->name) == 0))
+            return hr_fail(err, HR_ERR_INVALID, "tensor name %.200s is %s", list[i]->name,
+                           i > 0 ? "given twice" : "reserved by the format");
+    }
+    return HR_OK;
+}
+
+static void put_header(const hr_tensor **list, size_t n, hr_buf *header) {
+    hr_json_writer w;
+    uint64_t at = 0;
+    hr_json_writer_init(&w, header);
+    hr_json_object_begin(&w);
+    for (size_t i = 0; i < n; i++) {
+        hr_json_key(&w, list[i]->name);
+        hr_json_object_begin(&w);
+        hr_json_put_string(&w, "dtype", hr_dtype_name(list[i]->dtype));
+        hr_json_key(&w, "shape");
+        hr_json_array_begin(&w);
+        for (uint32_t d = 0; d < list[i]->ndim; d++)
+            hr_json_write_u64(&w, list[i]->shape[d]);
+        hr_json_array_end(&w);
+        hr_json_key(&w, "data_offsets");
+        hr_json_array_begin(&w);
+        hr_json_write_u64(&w, at);
+        hr_json_write_u64(&w, at += list[i]->bytes);
+        hr_json_array_end(&w);
+        hr_json_object_end(&w);
+    }
+    hr_json_object_end(&w);
+    while ((header->len + 8) % HR_SAFETENSORS_ALIGN != 0 && !header->failed)
+        hr_buf_putc(header, ' ');
+}
+
+hr_status hr_safetensors_write(const hr_tensor *tensors, size_t n, hr_buf *image, hr_error *err) {
+    hr_buf header = {0};
+    unsigned char length[8];
+    const hr_tensor **list = calloc(n + 1, sizeof *list);
+    hr_status status = HR_OK;
+    if (list == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", n);
+    for (size_t i = 0; i < n; i++)
+        list[i] = &tensors[i];
+    status = check_names(list, n, err);
+    if (status != HR_OK)
+        goto out;
+    qsort(list, n, sizeof *list, compare_placement);
+    put_header(list, n, &header);
+    for (int i = 0; i < 8; i++)
+        length[i] = (unsigned char)(header.len >> (8 * i));
+    hr_buf_append(image, length, sizeof length);
+    hr_buf_append(image, header.data, header.len);
+    for (size_t i = 0; i < n; i++)
+        hr_buf_append(image, list[i]->data, list[i]->bytes);
+    if (header.failed || image->failed)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a safetensors image");
+out:
+    hr_buf_free(&header);
+    free(list);
+    return status;
+}
+
+static bool write_all(int fd, const char *bytes, size_t n) {
+    while (n > 0) {
+        ssize_t wrote = write(fd, bytes, n);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return false;
+        bytes += wrote;
+        n -= (size_t)wrote;
+    }
+    return true;
+}
+
+hr_status hr_safetensors_save(const char *path, const hr_tensor *tensors, size_t n, hr_error *err) {
+    hr_buf image = {0};
+    char *temporary = NULL;
+    int fd = -1;
+    hr_status status = hr_safetensors_write(tensors, n, &image, err);
+    if (status != HR_OK)
+        goto out;
+    if (asprintf(&temporary, "%s.XXXXXX", path) < 0) {
+        temporary = NULL;
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", path);
+        goto out;
+    }
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        status = hr_fail(err, HR_ERR_IO, "%s: cannot be created: %s", temporary, strerror(errno));
+        goto out;
+    }
+    if (!write_all(fd, image.data, image.len) || fchmod(fd, 0644) != 0 ||
+        rename(temporary, path) != 0) {
+        status = hr_fail(err, HR_ERR_IO, "%s: cannot be written: %s", path, strerror(errno));
+        unlink(temporary);
+    }
+out:
+    if (fd >= 0)
+        close(fd);
+    free(temporary);
+    hr_buf_free(&image);
+    return status;
+}
