@@ -41,6 +41,7 @@ class Tiny:
     layers: int = 2
     shard_bytes: int | None = None
     options: tuple = ()  # further config fields, as pairs
+    old_config: bool = False  # config.json as transformers 4 wrote it: rope_theta and rope_scaling
 
 
 # Sizes are odd on purpose: hidden and intermediate sizes that no vector width divides, vocabularies that no tile does.
@@ -48,11 +49,12 @@ MODELS = {
     "llama-gqa-tied": Tiny("llama", 64, 4, 2, 16, 160, 320, tied=True),
     "llama-mha-bias": Tiny("llama", 100, 5, 5, 20, 172, 331, tied=False, dtype="bfloat16", shard_bytes=60_000,
                            options=(("attention_bias", True), ("mlp_bias", True))),
-    "llama-linear": Tiny("llama", 96, 3, 1, 32, 200, 277, tied=False, rope="linear", dtype="float16"),
+    "llama-linear": Tiny("llama", 96, 3, 1, 32, 200, 277, tied=False, rope="linear", dtype="float16", old_config=True),
     "llama-llama3": Tiny("llama", 128, 4, 2, 64, 224, 384, tied=True, rope="llama3", dtype="bfloat16", layers=3),
     "llama-yarn": Tiny("llama", 72, 2, 1, 128, 144, 301, tied=False, rope="yarn"),
     "qwen2-gqa-tied": Tiny("qwen2", 96, 6, 2, 16, 152, 299, tied=True, dtype="bfloat16"),
-    "qwen2-yarn": Tiny("qwen2", 132, 3, 3, 44, 260, 353, tied=False, rope="yarn", shard_bytes=150_000),
+    "qwen2-yarn": Tiny("qwen2", 132, 3, 3, 44, 260, 353, tied=False, rope="yarn", shard_bytes=150_000,
+                       old_config=True),
     "qwen3-gqa": Tiny("qwen3", 80, 4, 2, 32, 136, 310, tied=False, dtype="float16", layers=3),
     "qwen3-tied": Tiny("qwen3", 64, 2, 2, 64, 96, 257, tied=True, rope="linear", dtype="bfloat16"),
     "qwen3-bias": Tiny("qwen3", 70, 4, 1, 16, 110, 401, tied=False, rope="llama3",
@@ -94,6 +96,15 @@ def build(name: str):
     return model.eval()
 
 
+def to_old_config(path: pathlib.Path) -> None:
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
 def logit_std(model) -> float:
     import torch
 
@@ -125,6 +136,8 @@ def write(name: str, home: pathlib.Path = HOME) -> pathlib.Path:
     shards = len(list(partial.glob("*.safetensors")))
     if (shards > 1) != bool(spec.shard_bytes):
         raise SystemExit(f"{name}: {shards} safetensors files were written")
+    if spec.old_config:
+        to_old_config(partial / "config.json")
     (partial / "recipe.sha256").write_text(recipe)
     shutil.rmtree(out, ignore_errors=True)
     os.replace(partial, out)
