@@ -1,0 +1,23 @@
+/* The insides of hr_lora, which only the model room sees. */
+#ifndef HR_MODEL_ADAPTER_H
+#define HR_MODEL_ADAPTER_H
+
+#include "model/layout.h"
+
+/* The pair of one module. Linear: a is packed like a weight, [rank][in]. Embedding: a is a dense
+ * table [in][16 * n_leaves] of compute elements, zero beyond rank, since only rows are read. b:
+ * hr_pack_lora_b. */
+typedef struct hr_lora_module {
+    char *a, *b; /* NULL: the adapter leaves this module alone */
+    uint32_t n_leaves;
+    float scale;
+} hr_lora_module;
+
+struct hr_lora {
+    hr_lora_module *modules; /* by module id, n_modules of the model */
+    uint32_t max_rank, max_leaves;
+    char *arena;
+    size_t arena_bytes;
+};
+
+#endif

@@ -1,0 +1,197 @@
+/* From a PEFT directory to packed pairs. */
+#include "model/lora.h"
+
+#include "model/adapter.h"
+#include "tensor/convert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t leaves_of(uint32_t rank) {
+    return (uint32_t)(hr_round_up(rank, HR_LORA_LEAF) / HR_LORA_LEAF);
+}
+
+static size_t a_bytes(const hr_model *model, const hr_peft_module *pair) {
+    const hr_module_name *module = &model->module_names[pair->module];
+    hr_compute compute = model->info.compute;
+    if (module->is_embedding)
+        return module->in * leaves_of(pair->rank) * HR_LORA_LEAF * hr_compute_bytes(compute);
+    return hr_packed_bytes(compute, pair->rank, module->in);
+}
+
+static size_t b_bytes(const hr_model *model, const hr_peft_module *pair) {
+    return hr_pack_lora_b_bytes(model->info.compute, model->module_names[pair->module].out,
+                                pair->rank);
+}
+
+/* The tensor in compute elements, dense; the caller frees it. NULL when memory is short. */
+static void *compute_elements(const hr_model *model, const hr_tensor *tensor) {
+    hr_dtype to = model->info.compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
+    size_t n = hr_tensor_elements(tensor);
+    void *elements = malloc(n * hr_dtype_size(to) + 1);
+    if (elements != NULL) {
+        hr_status status = hr_convert(elements, to, tensor->data, tensor->dtype, n, NULL);
+        HR_ASSERT(status == HR_OK); /* peft.h hands out weight dtypes only */
+    }
+    return elements;
+}
+
+static void transpose_table(const char *from, size_t rank, size_t vocab, size_t rank_padded,
+                            size_t element, char *to) {
+    for (size_t r = 0; r < rank; r++)
+        for (size_t v = 0; v < vocab; v++)
+            memcpy(to + (v * rank_padded + r) * element, from + (r * vocab + v) * element, element);
+}
+
+static void pack_a(const hr_model *model, const hr_peft_module *pair, const void *from, char *to) {
+    const hr_module_name *module = &model->module_names[pair->module];
+    if (module->is_embedding)
+        transpose_table(from, pair->rank, module->in, leaves_of(pair->rank) * HR_LORA_LEAF,
+                        hr_compute_bytes(model->info.compute), to);
+    else if (model->info.compute == HR_COMPUTE_BF16)
+        hr_pack_weight_bf16(from, pair->rank, module->in, 0, pair->rank, to);
+    else
+        hr_pack_weight_f32(from, pair->rank, module->in, 0, pair->rank, to);
+}
+
+static void pack_b(const hr_model *model, const hr_peft_module *pair, const void *from, char *to) {
+    size_t out = model->module_names[pair->module].out;
+    if (model->info.compute == HR_COMPUTE_BF16)
+        hr_pack_lora_b_bf16(from, out, pair->rank, to);
+    else
+        hr_pack_lora_b_f32(from, out, pair->rank, to);
+}
+
+static hr_status pack_pair(const hr_model *model, const hr_peft_module *pair, char **at,
+                           hr_lora *lora, hr_error *err) {
+    hr_lora_module *module = &lora->modules[pair->module];
+    void *a = compute_elements(model, &pair->a), *b = compute_elements(model, &pair->b);
+    bool enough = a != NULL && b != NULL;
+    if (enough) {
+        module->n_leaves = leaves_of(pair->rank);
+        module->scale = pair->scale;
+        module->a = *at;
+        module->b = module->a + hr_round_up(a_bytes(model, pair), 64);
+        *at = module->b + hr_round_up(b_bytes(model, pair), 64);
+        pack_a(model, pair, a, module->a);
+        pack_b(model, pair, b, module->b);
+    }
+    free(a);
+    free(b);
+    return enough ? HR_OK : hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack an adapter");
+}
+
+static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora, hr_error *err) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < peft->n_modules; i++)
+        bytes += hr_round_up(a_bytes(model, &peft->modules[i]), 64) +
+                 hr_round_up(b_bytes(model, &peft->modules[i]), 64);
+    lora->max_rank = peft->max_rank;
+    lora->max_leaves = leaves_of(peft->max_rank);
+    lora->modules = calloc(model->n_modules, sizeof *lora->modules);
+    lora->arena = aligned_alloc(64, bytes);
+    if (lora->modules == NULL || lora->arena == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes", bytes);
+    lora->arena_bytes = bytes;
+    memset(lora->arena, 0, bytes);
+    char *at = lora->arena;
+    for (size_t i = 0; i < peft->n_modules; i++)
+        HR_TRY(pack_pair(model, &peft->modules[i], &at, lora, err));
+    return HR_OK;
+}
+
+/* Row `row` of a base weight as floats of the compute values; a tied embedding lies in the head. */
+static void base_row(const hr_model *model, const hr_linear *linear, uint32_t part, size_t row,
+                     float *out) {
+    hr_compute compute = model->info.compute;
+    if (linear == NULL) {
+        size_t hidden = model->config.hidden_size;
+        const char *from = model->embed + row * hidden * hr_compute_bytes(compute);
+        hr_dtype dtype = compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
+        hr_convert(out, HR_DTYPE_F32, from, dtype, hidden, NULL);
+        return;
+    }
+    uint32_t packed_row = linear->part_panel[part] * HR_PANEL + (uint32_t)row;
+    model->info.kernels->unpack_row[compute](linear->w, packed_row, linear->k, out);
+}
+
+/* The linear that holds a module and the module's part in it; NULL for a dense embedding. */
+static const hr_linear *linear_of_module(const hr_model *model, size_t module, uint32_t *part) {
+    *part = 0;
+    if (module == model->embed_module)
+        return model->embed != NULL ? NULL : &model->head;
+    if (module == model->head_module)
+        return &model->head;
+    const hr_layer *layer = &model->layers[module / HR_LAYER_MODULES];
+    const hr_linear *linears[] = {&layer->down, &layer->gate_up, &layer->o, &layer->qkv};
+    size_t i = 0;
+    while (linears[i]->module > module)
+        i++;
+    *part = (uint32_t)(module - linears[i]->module);
+    return linears[i];
+}
+
+/* hr_peft_base.equals: compares in the compute dtype, which is what the base is held in. */
+static bool equals_base(void *ctx, size_t module, const hr_tensor *weight) {
+    const hr_model *model = ctx;
+    if (module >= model->n_modules || weight->ndim != 2 || !hr_dtype_is_weight(weight->dtype))
+        return false;
+    const hr_module_name *name = &model->module_names[module];
+    uint64_t rows = name->is_embedding ? name->in : name->out;
+    uint64_t k = name->is_embedding ? name->out : name->in;
+    if (weight->shape[0] != rows || weight->shape[1] != k)
+        return false;
+    uint32_t part;
+    const hr_linear *linear = linear_of_module(model, module, &part);
+    hr_dtype dtype = model->info.compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
+    float *base = malloc(3 * k * sizeof(float));
+    if (base == NULL)
+        return false;
+    float *theirs = base + k, *rounded = theirs + k;
+    bool equal = true;
+    for (uint64_t row = 0; row < rows && equal; row++) {
+        const char *from = (const char *)weight->data + row * k * hr_dtype_size(weight->dtype);
+        base_row(model, linear, part, row, base);
+        hr_convert(rounded, dtype, from, weight->dtype, k, NULL);
+        hr_convert(theirs, HR_DTYPE_F32, rounded, dtype, k, NULL);
+        equal = memcmp(base, theirs, k * sizeof(float)) == 0;
+    }
+    free(base);
+    return equal;
+}
+
+hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err) {
+    union {
+        const hr_model *model;
+        void *ctx;
+    } holder = {model}; /* equals_base only reads */
+    hr_peft_base base = {equals_base, holder.ctx};
+    hr_peft peft = {0};
+    HR_TRY(hr_peft_open(dir, model->module_names, model->n_module_names, &base, &peft, err));
+    hr_lora *lora = calloc(1, sizeof *lora);
+    hr_status status = lora == NULL ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter")
+                                    : pack(model, &peft, lora, err);
+    hr_peft_close(&peft);
+    if (status != HR_OK) {
+        hr_lora_destroy(lora);
+        return status;
+    }
+    *out = lora;
+    return HR_OK;
+}
+
+void hr_lora_destroy(hr_lora *lora) {
+    if (lora == NULL)
+        return;
+    free(lora->arena);
+    free(lora->modules);
+    free(lora);
+}
+
+size_t hr_lora_bytes(const hr_lora *lora) {
+    return lora->arena_bytes;
+}
+
+uint32_t hr_lora_max_rank(const hr_lora *lora) {
+    return lora->max_rank;
+}
