@@ -10,9 +10,8 @@
 typedef struct hr_checkpoint hr_checkpoint;
 
 /* Maps and checks every file of the directory. Refused, by name: no safetensors weights (and, said
- * so, only pickled ones), a shard missing, a tensor the index puts into a shard that lacks it, a
- * tensor that a shard holds and the index does not name, one tensor in two shards. ERR_NOT_FOUND,
- * ERR_IO, ERR_CORRUPT, ERR_UNSUPPORTED. */
+ * so, only pickled ones), a shard missing, a tensor that the index puts into a shard which lacks
+ * it, one tensor in two shards. ERR_NOT_FOUND, ERR_IO, ERR_CORRUPT, ERR_UNSUPPORTED. */
 hr_status hr_checkpoint_open(const char *dir, hr_checkpoint **out, hr_error *err);
 void hr_checkpoint_close(hr_checkpoint *checkpoint); /* NULL is allowed */
 

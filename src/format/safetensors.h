@@ -30,7 +30,8 @@ hr_status hr_safetensors_parse(const void *bytes, size_t size, const char *label
 /* Unmaps and frees; views into it end here. NULL is allowed. */
 void hr_safetensors_close(hr_safetensors *file);
 
-/* Tensors in data order. index < count. Pointers live until close. Reading is thread-safe. */
+/* Tensors in data order, one array: hr_safetensors_at(file, 0)[i] is tensor i. index < count.
+ * Pointers live until close. Reading is thread-safe. */
 size_t hr_safetensors_count(const hr_safetensors *file);
 const hr_tensor *hr_safetensors_at(const hr_safetensors *file, size_t index);
 /* By name; NULL when absent. */

@@ -1,0 +1,57 @@
+/* The closed list of LoraConfig fields of PEFT 0.21.2 and what is done with each. A test holds it
+ * against the installed PEFT, so a new field cannot slip by. */
+#include "format/peft.h"
+
+const hr_peft_field hr_peft_fields[] = {
+    {"peft_type", HR_PEFT_HANDLED, NULL, "must be LORA"},
+    {"r", HR_PEFT_HANDLED, NULL, "rank"},
+    {"lora_alpha", HR_PEFT_HANDLED, NULL, "scale is alpha / r"},
+    {"use_rslora", HR_PEFT_HANDLED, NULL, "scale is alpha / sqrt(r)"},
+    {"rank_pattern", HR_PEFT_HANDLED, NULL, "rank by module"},
+    {"alpha_pattern", HR_PEFT_HANDLED, NULL, "alpha by module"},
+    {"target_modules", HR_PEFT_HANDLED, NULL, "list, pattern or all-linear"},
+    {"exclude_modules", HR_PEFT_HANDLED, NULL, "list or pattern"},
+    {"layers_to_transform", HR_PEFT_HANDLED, NULL, "narrows a list of target_modules"},
+    {"layers_pattern", HR_PEFT_HANDLED, NULL, "where the layer number stands"},
+    {"modules_to_save", HR_PEFT_HANDLED, NULL,
+     "embedding and output head only, and only with weights equal to the base"},
+    {"init_lora_weights", HR_PEFT_HANDLED, NULL,
+     "refused when that start changes the base weights"},
+
+    {"task_type", HR_PEFT_IRRELEVANT, NULL, "says which wrapper class trains it"},
+    {"auto_mapping", HR_PEFT_IRRELEVANT, NULL, "names classes of the trainer; never loaded"},
+    {"peft_version", HR_PEFT_IRRELEVANT, NULL, "who wrote the file"},
+    {"base_model_name_or_path", HR_PEFT_IRRELEVANT, NULL,
+     "shapes are checked instead; never opened"},
+    {"revision", HR_PEFT_IRRELEVANT, NULL, "of the name above"},
+    {"inference_mode", HR_PEFT_IRRELEVANT, NULL, "freezes parameters in the trainer"},
+    {"lora_dropout", HR_PEFT_IRRELEVANT, NULL, "acts in training only"},
+    {"megatron_core", HR_PEFT_IRRELEVANT, NULL, "a module name, used with megatron_config only"},
+    {"qalora_group_size", HR_PEFT_IRRELEVANT, NULL, "used with use_qalora only"},
+    {"eva_config", HR_PEFT_IRRELEVANT, NULL,
+     "a start for A from activations; the base stays as it is"},
+    {"runtime_config", HR_PEFT_IRRELEVANT, NULL, "where the trainer computes"},
+
+    {"fan_in_fan_out", HR_PEFT_REFUSED, "false", "transposed (Conv1D) base layers are not served"},
+    {"bias", HR_PEFT_REFUSED, "\"none\"", "trained biases are not applied; train with bias none"},
+    {"lora_bias", HR_PEFT_REFUSED, "false", "a bias on B is not applied"},
+    {"use_dora", HR_PEFT_REFUSED, "false", "DoRA is not computed"},
+    {"use_qalora", HR_PEFT_REFUSED, "false", "QALoRA is not computed"},
+    {"megatron_config", HR_PEFT_REFUSED, NULL, "Megatron parallel layers are not served"},
+    {"trainable_token_indices", HR_PEFT_REFUSED, NULL, "trained token rows are not applied"},
+    {"layer_replication", HR_PEFT_REFUSED, NULL, "a model with repeated layers is not served"},
+    {"target_parameters", HR_PEFT_REFUSED, NULL, "pairs on bare parameters are not applied"},
+    {"alora_invocation_tokens", HR_PEFT_REFUSED, NULL, "activated LoRA is not computed"},
+    {"loftq_config", HR_PEFT_REFUSED, "{}", "LoftQ changes the base weights"},
+    {"corda_config", HR_PEFT_REFUSED, NULL, "CorDA changes the base weights"},
+    {"lora_ga_config", HR_PEFT_REFUSED, NULL, "LoRA-GA changes the base weights"},
+    {"kasa_config", HR_PEFT_REFUSED, NULL, "KaSA changes the base weights"},
+    {"velora_config", HR_PEFT_REFUSED, NULL, "VeLoRA is not computed"},
+    {"monteclora_config", HR_PEFT_REFUSED, NULL, "MonteCLoRA is not computed"},
+    {"use_bdlora", HR_PEFT_REFUSED, NULL, "BD-LoRA is not computed"},
+    {"arrow_config", HR_PEFT_REFUSED, NULL, "Arrow routing is not computed"},
+    {"ensure_weight_tying", HR_PEFT_REFUSED, "false",
+     "tied adapters are not computed; the embedding and the head have pairs of their own"},
+};
+
+const size_t hr_n_peft_fields = sizeof hr_peft_fields / sizeof *hr_peft_fields;
