@@ -46,7 +46,7 @@ def transformers_ms(model_dir, dtype, batch, threads) -> float:
                 if step == SHORT:
                     started = time.perf_counter()
                 token = out.logits[:, -1].argmax(-1, keepdim=True)
-                out = model(token, past_key_values=out.past_key_values, use_cache=True)
+                out = model(token, cache=out.cache, use_cache=True)
             best = min(best, (time.perf_counter() - started) * 1e3 / (LONG - SHORT))
     return best
 
