@@ -393,6 +393,10 @@ static hr_status read_in(const char *dir, const char *name, bool optional, hr_bu
     return status;
 }
 
+static const char *text_of(const hr_buf *buf) {
+    return buf->data ? buf->data : "";
+}
+
 hr_status hr_hf_config_load(const char *dir, hr_hf_config *out, hr_error *err) {
     hr_buf config = {0}, generation = {0};
     bool found = false;
@@ -401,10 +405,7 @@ hr_status hr_hf_config_load(const char *dir, hr_hf_config *out, hr_error *err) {
         status = read_in(dir, "generation_config.json", true, &generation, &found, err);
     if (status != HR_OK)
         goto out;
-    status = hr_hf_config_parse(config.data ? config.data : "", config.len,
-                                !has_generation   ? NULL
-                                : generation.data ? generation.data
-                                                  : "",
+    status = hr_hf_config_parse(text_of(&config), config.len, !found ? NULL : text_of(&generation),
                                 generation.len, out, err);
     if (status != HR_OK)
         hr_fail_context(err, status, "%s", dir);
