@@ -2,14 +2,14 @@
 #include "base/pool.h"
 #include "tensor/convert.h"
 
-#include <cmocka.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 static void every_dtype_is_found_by_its_names(void **state) {
     (void)state;
