@@ -11,7 +11,9 @@
 hr_panels hr_worker_panels(uint32_t n, unsigned worker, unsigned n_workers) {
     size_t begin, end;
     hr_split((n + 1) / 2, worker, n_workers, &begin, &end);
-    return (hr_panels){(uint32_t)(2 * begin), end * 2 < n ? (uint32_t)(2 * end) : n};
+    begin *= 2;
+    end *= 2;
+    return (hr_panels){begin < n ? (uint32_t)begin : n, end < n ? (uint32_t)end : n};
 }
 
 static hr_panels common_panels(hr_panels a, hr_panels b) {

@@ -1,7 +1,7 @@
 /* An adapter in the form that kernels read: packed A and B of every targeted module.
  *
- * Immutable after creation; any number of steps on any threads may read it. Scale is kept apart and never
- * folded into A or B. */
+ * Immutable after creation; any number of steps on any threads may read it. Scale is kept apart and
+ * never folded into A or B. */
 #ifndef HR_MODEL_LORA_H
 #define HR_MODEL_LORA_H
 
@@ -13,12 +13,13 @@
 
 typedef struct hr_model hr_model; /* model/model.h */
 
-/* Reads and packs a PEFT directory for this model. Refusals as format/peft.h says. The caller owns *out and
- * frees it with hr_lora_destroy, after which no step may read it. Thread-safe; does not touch running steps. */
+/* Reads and packs a PEFT directory for this model. Refusals as format/peft.h says. The caller owns
+ * *out and frees it with hr_lora_destroy, after which no step may read it. Thread-safe; does not
+ * touch running steps. */
 hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err);
 void hr_lora_destroy(hr_lora *lora);
 
-size_t hr_lora_bytes(const hr_lora *lora);    /* packed bytes held */
+size_t hr_lora_bytes(const hr_lora *lora);      /* packed bytes held */
 uint32_t hr_lora_max_rank(const hr_lora *lora); /* largest rank over its modules */
 
 #endif
