@@ -1,0 +1,333 @@
+/* The engine: a model, an adapter store and the scheduler's loop put together behind
+ * headrace/engine.h. */
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/pool.h"
+#include "engine/loop.h"
+#include "model/lora.h"
+#include "model/model.h"
+
+#include <string.h>
+
+struct hr_engine {
+    hr_alloc alloc;
+    hr_pool *pool;
+    hr_model *model;
+    hr_model_workspace *workspace;
+    hr_kv kv;
+    uint64_t kv_bytes;
+    hr_adapter_store *store;
+    hr_loop *loop;
+    char *model_path, *weight_version;
+    uint32_t eos_ids[HR_HF_MAX_EOS];
+    hr_engine_info info;
+};
+
+/* ---- the model as an executor ---- */
+
+static void model_step(void *self, const hr_view *view, hr_logits_fn on_logits, void *ctx) {
+    hr_engine *e = self;
+    hr_model_forward(e->model, e->workspace, e->pool, &e->kv, view, on_logits, ctx);
+}
+
+static void model_clear_page(void *self, uint32_t page) {
+    hr_engine *e = self;
+    hr_model_kv_clear_page(e->model, &e->kv, page);
+}
+
+/* ---- creation ---- */
+
+/* Fills every default in. */
+static hr_status resolve_options(hr_engine_options *o, hr_error *err) {
+    if (o->model_path == NULL || o->model_path[0] == '\0')
+        return hr_fail(err, HR_ERR_INVALID,
+                       "no model path is given; name a Hugging Face model directory");
+    o->threads = o->threads > 0 ? o->threads : hr_machine_threads();
+    o->max_running_requests = o->max_running_requests > 0 ? o->max_running_requests : 64;
+    o->max_queued_requests = o->max_queued_requests > 0 ? o->max_queued_requests : 8192;
+    o->chunked_prefill_size = o->chunked_prefill_size > 0 ? o->chunked_prefill_size : 512;
+    o->max_loras_per_batch = o->max_loras_per_batch > 0 ? o->max_loras_per_batch : 8;
+    o->weight_version = o->weight_version != NULL ? o->weight_version : "default";
+    if (o->mem_fraction_static == 0)
+        o->mem_fraction_static = 0.8;
+    if (!(o->mem_fraction_static > 0 && o->mem_fraction_static <= 1))
+        return hr_fail(err, HR_ERR_INVALID, "--mem-fraction-static must be in (0, 1], got %g",
+                       o->mem_fraction_static);
+    if (o->threads > 1024)
+        return hr_fail(err, HR_ERR_INVALID, "at most 1024 threads are allowed, got %u", o->threads);
+    if (o->max_running_requests > 4096)
+        return hr_fail(err, HR_ERR_INVALID, "--max-running-requests must be at most 4096, got %u",
+                       o->max_running_requests);
+    if (o->max_queued_requests > 1u << 20)
+        return hr_fail(err, HR_ERR_INVALID, "--max-queued-requests must be at most %u, got %u",
+                       1u << 20, o->max_queued_requests);
+    if (o->chunked_prefill_size > 1u << 16)
+        return hr_fail(err, HR_ERR_INVALID, "--chunked-prefill-size must be at most %u, got %u",
+                       1u << 16, o->chunked_prefill_size);
+    return HR_OK;
+}
+
+static hr_status load_model(hr_engine *e, const hr_engine_options *o, hr_error *err) {
+    HR_TRY(hr_pool_create(o->threads, &e->pool, err));
+    hr_model_options model = {
+        .dir = o->model_path,
+        .dtype = o->dtype,
+        .isa = o->isa,
+        .context_length = o->context_length,
+        .pool = e->pool,
+        .progress = o->progress,
+        .progress_ctx = o->progress_ctx,
+    };
+    HR_TRY(hr_model_load(&model, &e->model, err));
+    return hr_model_workspace_create(e->model, o->threads,
+                                     o->chunked_prefill_size + o->max_running_requests,
+                                     o->max_running_requests, &e->workspace, err);
+}
+
+/* available and source: memory before anything was loaded. */
+static hr_status create_kv(hr_engine *e, const hr_engine_options *o, uint64_t available,
+                           const char *source, hr_error *err) {
+    const hr_model_info *m = hr_model_info_of(e->model);
+    uint64_t budget = (uint64_t)((double)available * o->mem_fraction_static);
+    uint64_t used = m->weight_bytes + hr_model_workspace_bytes(e->workspace);
+    hr_kv_sizing sizing = {
+        .page_bytes = m->kv_page_bytes,
+        .memory_bytes = budget > used ? budget - used : 0,
+        .memory_source = source,
+        .max_total_tokens = o->max_total_tokens,
+        .max_running_requests = o->max_running_requests,
+        .context_length = m->context_length,
+    };
+    HR_TRY(hr_kv_size(&sizing, &e->kv.n_pages, &e->info.kv_source, err));
+    e->kv_bytes = e->kv.n_pages * m->kv_page_bytes;
+    e->kv.base = hr_pages_alloc(e->kv_bytes);
+    if (e->kv.base == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY,
+                       "the system refused %llu bytes for the KV cache; lower "
+                       "--max-total-tokens or --mem-fraction-static",
+                       (unsigned long long)e->kv_bytes);
+    return HR_OK;
+}
+
+static char *copy_text(const hr_alloc *alloc, const char *text) {
+    size_t size = strlen(text) + 1;
+    char *copy = hr_alloc_array(alloc, size, 1);
+    if (copy != NULL)
+        memcpy(copy, text, size);
+    return copy;
+}
+
+static hr_status fill_info(hr_engine *e, const hr_engine_options *o, hr_error *err) {
+    const hr_model_info *m = hr_model_info_of(e->model);
+    e->model_path = copy_text(&e->alloc, o->model_path);
+    e->weight_version = copy_text(&e->alloc, o->weight_version);
+    if (e->model_path == NULL || e->weight_version == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the engine's description");
+    hr_engine_info *info = &e->info;
+    for (uint32_t i = 0; i < m->config->n_eos; i++)
+        if (m->config->eos_token_id[i] < m->config->vocab_size)
+            e->eos_ids[info->n_eos_token_ids++] = m->config->eos_token_id[i];
+    info->eos_token_ids = e->eos_ids;
+    info->model_path = e->model_path;
+    info->architecture = m->config->architecture;
+    info->model_type = m->config->model_type;
+    info->dtype = m->compute == HR_COMPUTE_BF16 ? "bfloat16" : "float32";
+    info->isa = m->kernels->name;
+    info->isa_note = m->kernels_note;
+    info->threads = o->threads;
+    info->vocab_size = m->config->vocab_size;
+    info->context_length = m->context_length;
+    info->max_running_requests = o->max_running_requests;
+    info->chunked_prefill_size = o->chunked_prefill_size;
+    info->max_total_tokens = (uint64_t)e->kv.n_pages * HR_KV_PAGE_TOKENS;
+    info->kv_bytes = e->kv_bytes;
+    info->weight_bytes = m->weight_bytes;
+    info->bos_token_id = m->config->has_bos ? m->config->bos_token_id : UINT32_MAX;
+    info->max_loras_per_batch = o->max_loras_per_batch;
+    info->max_loaded_loras = o->max_loaded_loras;
+    info->max_lora_rank = o->max_lora_rank;
+    info->enable_lora = o->enable_lora;
+    return HR_OK;
+}
+
+static hr_status start_loop(hr_engine *e, const hr_engine_options *o, hr_error *err) {
+    hr_adapter_store_limits store = {.max_loaded = o->max_loaded_loras,
+                                     .max_per_batch = o->max_loras_per_batch};
+    HR_TRY(hr_adapter_store_create(&store, &e->alloc, &e->store, err));
+    hr_loop_config loop = {
+        .scheduler =
+            {
+                .limits =
+                    {
+                        .vocab_size = e->info.vocab_size,
+                        .context_length = e->info.context_length,
+                        .kv_tokens = (uint32_t)e->info.max_total_tokens,
+                        .chunked_prefill_size = o->chunked_prefill_size,
+                        .eos_ids = e->eos_ids,
+                        .n_eos_ids = e->info.n_eos_token_ids,
+                        .enable_lora = o->enable_lora,
+                    },
+                .max_running = o->max_running_requests,
+                .max_adapters = o->max_loras_per_batch,
+                .n_pages = e->kv.n_pages,
+                .n_workers = o->threads,
+                .kernels = hr_model_info_of(e->model)->kernels,
+                .executor = {e, model_step, model_clear_page},
+                .clock = hr_clock_monotonic(),
+                .alloc = e->alloc,
+                .weight_version = e->weight_version,
+            },
+        .store = e->store,
+        .max_queued = o->max_queued_requests,
+    };
+    return hr_loop_create(&loop, &e->loop, err);
+}
+
+hr_status hr_engine_create(const hr_engine_options *options, hr_engine **out, hr_error *err) {
+    hr_engine_options o = *options;
+    HR_TRY(resolve_options(&o, err));
+    const char *source;
+    uint64_t available = hr_machine_memory_available(&source);
+    hr_alloc alloc = hr_alloc_system();
+    hr_engine *e = hr_alloc_array(&alloc, 1, sizeof *e);
+    if (e == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the engine");
+    e->alloc = alloc;
+    hr_status status = load_model(e, &o, err);
+    if (status == HR_OK)
+        status = create_kv(e, &o, available, source, err);
+    if (status == HR_OK)
+        status = fill_info(e, &o, err);
+    if (status == HR_OK)
+        status = start_loop(e, &o, err);
+    if (status != HR_OK) {
+        hr_engine_destroy(e);
+        return status;
+    }
+    *out = e;
+    return HR_OK;
+}
+
+void hr_engine_drain(hr_engine *e, uint64_t drain_ms) {
+    hr_loop_drain(e->loop, drain_ms);
+}
+
+void hr_engine_destroy(hr_engine *e) {
+    if (e == NULL)
+        return;
+    hr_loop_destroy(e->loop);
+    hr_adapter_store_destroy(e->store);
+    hr_pages_free(e->kv.base, e->kv_bytes);
+    hr_model_workspace_destroy(e->workspace);
+    hr_model_destroy(e->model);
+    hr_pool_destroy(e->pool);
+    hr_alloc alloc = e->alloc;
+    hr_alloc_free(&alloc, e->weight_version);
+    hr_alloc_free(&alloc, e->model_path);
+    hr_alloc_free(&alloc, e);
+}
+
+/* ---- facts and counters ---- */
+
+const hr_engine_info *hr_engine_info_of(const hr_engine *e) {
+    return &e->info;
+}
+
+void hr_engine_stats_get(hr_engine *e, hr_engine_stats *out) {
+    hr_loop_stats_get(e->loop, out);
+}
+
+void hr_engine_weight_version(hr_engine *e, char *out, size_t size) {
+    if (size == 0)
+        return;
+    size_t len = strnlen(e->weight_version, size - 1);
+    memcpy(out, e->weight_version, len);
+    out[len] = '\0';
+}
+
+/* ---- requests ---- */
+
+hr_status hr_engine_submit(hr_engine *e, const hr_request_params *params, hr_error *err) {
+    return hr_loop_submit(e->loop, params, err);
+}
+
+hr_status hr_engine_check(hr_engine *e, const hr_request_params *params, hr_error *err) {
+    return hr_loop_check(e->loop, params, err);
+}
+
+bool hr_engine_abort(hr_engine *e, const char *rid) {
+    return hr_loop_abort(e->loop, rid);
+}
+
+void hr_engine_abort_all(hr_engine *e) {
+    hr_loop_abort_all(e->loop);
+}
+
+/* ---- adapters ---- */
+
+static void destroy_lora(void *data) {
+    hr_lora_destroy(data);
+}
+
+static hr_status check_lora_enabled(const hr_engine *e, hr_error *err) {
+    if (e->info.enable_lora)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_UNSUPPORTED, "LoRA is not enabled; start with --enable-lora");
+}
+
+static hr_status check_rank(const hr_engine *e, const hr_lora *lora, hr_error *err) {
+    uint32_t rank = hr_lora_max_rank(lora), most = e->info.max_lora_rank;
+    if (most == 0 || rank <= most)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_ADAPTER_INCOMPATIBLE,
+                   "incompatible with this engine: rank %u is above --max-lora-rank %u; start with "
+                   "a higher one",
+                   rank, most);
+}
+
+hr_status hr_engine_load_adapter(hr_engine *e, const char *name, const char *path, bool pinned,
+                                 hr_error *err) {
+    HR_TRY(check_lora_enabled(e, err));
+    hr_adapter_reservation *reservation = NULL;
+    HR_TRY(hr_adapter_store_reserve(e->store, name, path, pinned, &reservation, err));
+    hr_lora *lora = NULL;
+    hr_status status = hr_lora_load(e->model, path, &lora, err);
+    if (status == HR_OK)
+        status = check_rank(e, lora, err);
+    if (status != HR_OK) {
+        hr_lora_destroy(lora);
+        hr_adapter_store_cancel(e->store, reservation);
+        return hr_fail_context(err, status, "LoRA adapter '%s'", name);
+    }
+    hr_adapter_payload payload = {lora, destroy_lora, hr_lora_bytes(lora), hr_lora_max_rank(lora)};
+    hr_adapter_store_publish(e->store, reservation, &payload);
+    return HR_OK;
+}
+
+hr_status hr_engine_unload_adapter(hr_engine *e, const char *name, hr_error *err) {
+    HR_TRY(check_lora_enabled(e, err));
+    return hr_adapter_store_unload(e->store, name, err);
+}
+
+hr_status hr_engine_list_adapters(hr_engine *e, hr_adapter_info **out, size_t *n, hr_error *err) {
+    hr_adapter_entry *entries = NULL;
+    size_t count = 0;
+    HR_TRY(hr_adapter_store_list(e->store, &entries, &count, err));
+    hr_adapter_info *infos = calloc(count > 0 ? count : 1, sizeof *infos);
+    if (infos == NULL) {
+        free(entries);
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu adapters", count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        strcpy(infos[i].name, entries[i].name);
+        strcpy(infos[i].path, entries[i].path);
+        infos[i].id = entries[i].id;
+        infos[i].pinned = entries[i].pinned;
+        infos[i].rank = entries[i].rank;
+        infos[i].bytes = entries[i].bytes;
+    }
+    free(entries);
+    *out = infos;
+    *n = count;
+    return HR_OK;
+}

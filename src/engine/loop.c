@@ -1,0 +1,358 @@
+/* The scheduler's thread. */
+#include "engine/loop.h"
+
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+struct hr_loop {
+    hr_loop_config c;
+    hr_scheduler *scheduler; /* the thread's own */
+    pthread_t thread;
+
+    pthread_mutex_t lock; /* all below */
+    pthread_cond_t work;  /* inbox, reap or quit */
+    pthread_cond_t idle;  /* unfinished fell to 0 */
+    hr_request *inbox_head, *inbox_tail;
+    bool reap, stopping, quit;
+    hr_request **rids; /* [n_buckets], live requests */
+    size_t n_buckets;
+    uint32_t live;       /* accepted and not ended */
+    uint32_t unfinished; /* accepted and on_finish has not returned */
+    uint64_t started, finished, aborted;
+    hr_scheduler_stats scheduled; /* as of the last change of running or queue */
+    uint64_t seeds;               /* counter of requests without a seed */
+};
+
+/* ---- live rids ---- */
+
+static hr_request **rid_bucket(hr_loop *loop, const char *rid) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (const char *c = rid; *c != '\0'; c++)
+        hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+    return &loop->rids[hr_sampler_mix(hash) & (loop->n_buckets - 1)];
+}
+
+static hr_request *rid_find(hr_loop *loop, const char *rid) {
+    hr_request *r = *rid_bucket(loop, rid);
+    while (r != NULL && strcmp(r->rid, rid) != 0)
+        r = r->rid_next;
+    return r;
+}
+
+static void rid_insert(hr_loop *loop, hr_request *r) {
+    hr_request **bucket = rid_bucket(loop, r->rid);
+    r->rid_next = *bucket;
+    *bucket = r;
+}
+
+static void rid_remove(hr_loop *loop, hr_request *r) {
+    hr_request **link = rid_bucket(loop, r->rid);
+    while (*link != r)
+        link = &(*link)->rid_next;
+    *link = r->rid_next;
+}
+
+/* ---- the thread ---- */
+
+/* Called by the scheduler for every request it ends. The lease and the rid are back before the
+ * caller hears of it, so what he does next finds them free. */
+static void end_request(void *self, hr_request *r, const hr_finish *finish) {
+    hr_loop *loop = self;
+    hr_adapter_store_release(loop->c.store, &r->lease);
+    pthread_mutex_lock(&loop->lock);
+    rid_remove(loop, r);
+    loop->live--;
+    *(finish->type == HR_FINISH_ABORT ? &loop->aborted : &loop->finished) += 1;
+    loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
+    pthread_mutex_unlock(&loop->lock);
+
+    r->on_finish(r->ctx, finish);
+    hr_request_destroy(r, &loop->c.scheduler.alloc);
+
+    pthread_mutex_lock(&loop->lock);
+    if (--loop->unfinished == 0)
+        pthread_cond_broadcast(&loop->idle);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static void *loop_main(void *arg) {
+    hr_loop *loop = arg;
+    bool quit = false;
+    while (!quit) {
+        pthread_mutex_lock(&loop->lock);
+        loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
+        while (loop->inbox_head == NULL && !loop->reap && !loop->quit &&
+               !hr_scheduler_has_work(loop->scheduler))
+            pthread_cond_wait(&loop->work, &loop->lock);
+        hr_request *inbox = loop->inbox_head;
+        loop->inbox_head = loop->inbox_tail = NULL;
+        bool reap = loop->reap;
+        loop->reap = false;
+        quit = loop->quit;
+        pthread_mutex_unlock(&loop->lock);
+
+        while (inbox != NULL) {
+            hr_request *r = inbox;
+            inbox = r->next;
+            hr_scheduler_add(loop->scheduler, r);
+        }
+        if (reap)
+            hr_scheduler_reap(loop->scheduler);
+        if (hr_scheduler_has_work(loop->scheduler))
+            hr_scheduler_step(loop->scheduler);
+    }
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static size_t bucket_count(const hr_loop_config *config) {
+    size_t n = 64;
+    while (n < (size_t)config->max_queued + config->scheduler.max_running)
+        n *= 2;
+    return n;
+}
+
+static uint64_t first_seed(const hr_clock *clock) {
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != sizeof seed)
+        seed = hr_sampler_mix(hr_now_ns(clock));
+    return seed;
+}
+
+hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *err) {
+    const hr_alloc *alloc = &config->scheduler.alloc;
+    hr_loop *loop = hr_alloc_array(alloc, 1, sizeof *loop);
+    if (loop == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the scheduler thread");
+    loop->c = *config;
+    loop->c.scheduler.finish = end_request;
+    loop->c.scheduler.finish_self = loop;
+    loop->seeds = first_seed(&config->scheduler.clock);
+    loop->n_buckets = bucket_count(config);
+    hr_status status = HR_OK;
+    loop->rids = hr_alloc_array(alloc, loop->n_buckets, sizeof(hr_request *));
+    if (loop->rids == NULL) {
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a queue of %u requests",
+                         config->max_queued);
+        goto free_loop;
+    }
+    status = hr_scheduler_create(&loop->c.scheduler, &loop->scheduler, err);
+    if (status != HR_OK)
+        goto free_rids;
+    pthread_mutex_init(&loop->lock, NULL);
+    pthread_cond_init(&loop->work, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&loop->idle, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    int rc = pthread_create(&loop->thread, NULL, loop_main, loop);
+    if (rc != 0) {
+        status =
+            hr_fail(err, HR_ERR_NO_MEMORY, "cannot start the scheduler thread: %s", strerror(rc));
+        goto free_scheduler;
+    }
+    pthread_setname_np(loop->thread, "hr-scheduler");
+    *out = loop;
+    return HR_OK;
+
+free_scheduler:
+    pthread_cond_destroy(&loop->idle);
+    pthread_cond_destroy(&loop->work);
+    pthread_mutex_destroy(&loop->lock);
+    hr_scheduler_destroy(loop->scheduler);
+free_rids:
+    hr_alloc_free(alloc, loop->rids);
+free_loop:
+    hr_alloc_free(alloc, loop);
+    return status;
+}
+
+void hr_loop_destroy(hr_loop *loop) {
+    if (loop == NULL)
+        return;
+    hr_loop_drain(loop, 0);
+    pthread_mutex_lock(&loop->lock);
+    loop->quit = true;
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
+    pthread_join(loop->thread, NULL);
+    pthread_cond_destroy(&loop->idle);
+    pthread_cond_destroy(&loop->work);
+    pthread_mutex_destroy(&loop->lock);
+    hr_scheduler_destroy(loop->scheduler);
+    hr_alloc alloc = loop->c.scheduler.alloc;
+    hr_alloc_free(&alloc, loop->rids);
+    hr_alloc_free(&alloc, loop);
+}
+
+/* ---- submit ---- */
+
+static bool names_adapter(const hr_request_params *params) {
+    return params->lora_name != NULL && params->lora_name[0] != '\0';
+}
+
+/* Inside the lock: may one more request come in? */
+static hr_status check_door(hr_loop *loop, const char *rid, hr_error *err) {
+    if (loop->stopping)
+        return hr_fail(err, HR_ERR_STOPPING, "the engine is stopping and takes no new requests");
+    uint32_t queued = loop->live - loop->scheduled.running;
+    if (queued >= loop->c.max_queued)
+        return hr_fail(
+            err, HR_ERR_BUSY,
+            "the queue is full (%u requests wait, --max-queued-requests %u); retry later", queued,
+            loop->c.max_queued);
+    if (rid_find(loop, rid) != NULL)
+        return hr_fail(err, HR_ERR_INVALID,
+                       "rid '%.200s' belongs to a request that is still running", rid);
+    return HR_OK;
+}
+
+static void accept_request(hr_loop *loop, hr_request *r) {
+    rid_insert(loop, r);
+    loop->live++;
+    loop->unfinished++;
+    loop->started++;
+    *(loop->inbox_tail != NULL ? &loop->inbox_tail->next : &loop->inbox_head) = r;
+    loop->inbox_tail = r;
+    pthread_cond_signal(&loop->work);
+}
+
+static uint64_t next_seed(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    uint64_t seed = hr_sampler_mix(loop->seeds++);
+    pthread_mutex_unlock(&loop->lock);
+    return seed;
+}
+
+hr_status hr_loop_submit(hr_loop *loop, const hr_request_params *params, hr_error *err) {
+    hr_adapter_store *store = loop->c.store;
+    const hr_alloc *alloc = &loop->c.scheduler.alloc;
+    hr_request *r = NULL;
+    hr_adapter_lease lease = {0};
+    uint64_t now = hr_now_ns(&loop->c.scheduler.clock);
+    HR_TRY(hr_request_create(params, &loop->c.scheduler.limits, next_seed(loop), alloc, &r, err));
+    r->submit_ns = now;
+    hr_status status = HR_OK;
+    if (names_adapter(params))
+        status = hr_adapter_store_acquire(store, params->lora_name, &lease, err);
+    if (status != HR_OK)
+        goto refuse;
+    hr_request_set_adapter(r, lease);
+
+    pthread_mutex_lock(&loop->lock);
+    status = check_door(loop, r->rid, err);
+    if (status == HR_OK)
+        accept_request(loop, r);
+    pthread_mutex_unlock(&loop->lock);
+    if (status == HR_OK)
+        return HR_OK;
+
+refuse:
+    hr_adapter_store_release(store, &r->lease);
+    hr_request_destroy(r, alloc);
+    return status;
+}
+
+hr_status hr_loop_check(hr_loop *loop, const hr_request_params *params, hr_error *err) {
+    HR_TRY(hr_request_check(params, &loop->c.scheduler.limits, err));
+    if (names_adapter(params))
+        HR_TRY(hr_adapter_store_check(loop->c.store, params->lora_name, err));
+    pthread_mutex_lock(&loop->lock);
+    hr_status status = check_door(loop, params->rid, err);
+    pthread_mutex_unlock(&loop->lock);
+    return status;
+}
+
+/* ---- ending from outside ---- */
+
+/* Inside the lock. The first reason stays. */
+static void ask_ending(hr_loop *loop, hr_request *r, int ending) {
+    int none = HR_ENDING_NOT;
+    atomic_compare_exchange_strong(&r->ending, &none, ending);
+    loop->reap = true;
+    pthread_cond_signal(&loop->work);
+}
+
+static void ask_ending_of_all(hr_loop *loop, int ending) {
+    for (size_t b = 0; b < loop->n_buckets; b++)
+        for (hr_request *r = loop->rids[b]; r != NULL; r = r->rid_next)
+            ask_ending(loop, r, ending);
+}
+
+bool hr_loop_abort(hr_loop *loop, const char *rid) {
+    pthread_mutex_lock(&loop->lock);
+    hr_request *r = rid_find(loop, rid);
+    if (r != NULL)
+        ask_ending(loop, r, HR_ENDING_ABORT);
+    pthread_mutex_unlock(&loop->lock);
+    return r != NULL;
+}
+
+void hr_loop_abort_all(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    ask_ending_of_all(loop, HR_ENDING_ABORT);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* Inside the lock: waits until no request is unfinished, at most ms; false when some are left. */
+static bool wait_idle(hr_loop *loop, uint64_t ms) {
+    const uint64_t most_ms = 366ull * 86400 * 1000; /* keeps the sum below in range */
+    ms = ms < most_ms ? ms : most_ms;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(ms / 1000);
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    while (loop->unfinished > 0)
+        if (pthread_cond_timedwait(&loop->idle, &loop->lock, &until) == ETIMEDOUT)
+            return loop->unfinished == 0;
+    return true;
+}
+
+void hr_loop_drain(hr_loop *loop, uint64_t drain_ms) {
+    pthread_mutex_lock(&loop->lock);
+    loop->stopping = true;
+    if (!wait_idle(loop, drain_ms)) {
+        ask_ending_of_all(loop, HR_ENDING_STOP);
+        while (!wait_idle(loop, 10000))
+            hr_log(HR_LOG_WARN,
+                   "stopping: waiting for the scheduler's step to end, %u requests left",
+                   loop->unfinished);
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* ---- counters ---- */
+
+void hr_loop_stats_get(hr_loop *loop, hr_engine_stats *out) {
+    hr_adapter_store_stats store;
+    hr_adapter_store_stats_get(loop->c.store, &store);
+    pthread_mutex_lock(&loop->lock);
+    const hr_scheduler_stats *s = &loop->scheduled;
+    *out = (hr_engine_stats){
+        .running = s->running,
+        .queued = loop->live - s->running,
+        .leases = store.leases_acquired - store.leases_released,
+        .leases_acquired = store.leases_acquired,
+        .leases_released = store.leases_released,
+        .kv_pages = s->kv_pages,
+        .kv_pages_free = s->kv_pages_free,
+        .requests_started = loop->started,
+        .requests_finished = loop->finished,
+        .requests_aborted = loop->aborted,
+        .prompt_tokens = s->prompt_tokens,
+        .generated_tokens = s->generated_tokens,
+        .steps = s->steps,
+    };
+    pthread_mutex_unlock(&loop->lock);
+}

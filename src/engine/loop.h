@@ -1,0 +1,34 @@
+/* The scheduler's thread, and the door to it: submit, abort and drain from any thread.
+ *
+ * The thread is worker 0 of the compute pool. It sleeps on a condition while there is nothing to
+ * do. Requests come through an inbox under the one mutex, which is never held while a step runs or
+ * a callback is called, so callbacks may abort. The table of live rids, the counters and the flags
+ * stand under the same mutex. */
+#ifndef HR_ENGINE_LOOP_H
+#define HR_ENGINE_LOOP_H
+
+#include "engine/scheduler.h"
+
+typedef struct hr_loop hr_loop;
+
+typedef struct hr_loop_config {
+    hr_scheduler_config scheduler; /* finish and finish_self are set by the loop */
+    hr_adapter_store *store;       /* outlives the loop */
+    uint32_t max_queued;
+} hr_loop_config;
+
+hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *err);
+/* Drains with 0 ms, joins the thread, frees. NULL is allowed. */
+void hr_loop_destroy(hr_loop *loop);
+
+/* As the functions of headrace/engine.h with these names. */
+hr_status hr_loop_submit(hr_loop *loop, const hr_request_params *params, hr_error *err);
+hr_status hr_loop_check(hr_loop *loop, const hr_request_params *params, hr_error *err);
+bool hr_loop_abort(hr_loop *loop, const char *rid);
+void hr_loop_abort_all(hr_loop *loop);
+void hr_loop_drain(hr_loop *loop, uint64_t drain_ms);
+
+/* A snapshot in which requests_started = finished + aborted + running + queued. */
+void hr_loop_stats_get(hr_loop *loop, hr_engine_stats *out);
+
+#endif

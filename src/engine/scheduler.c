@@ -1,0 +1,482 @@
+/* The scheduler's state machine. */
+#include "engine/scheduler.h"
+
+#include <string.h>
+
+struct hr_scheduler {
+    hr_scheduler_config c;
+    hr_kv_pages *pages;
+    hr_plan plan;
+    hr_request *queue_head, *queue_tail;
+    hr_request **running; /* [max_running], by (adapter_id, serial) */
+    uint32_t n_running, n_queued;
+    uint64_t next_serial;
+    hr_sampler_space *spaces; /* [n_workers] */
+    hr_scheduler_stats stats; /* the counters that only grow */
+};
+
+hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **out,
+                              hr_error *err) {
+    const hr_alloc *alloc = &config->alloc;
+    hr_scheduler *s = hr_alloc_array(alloc, 1, sizeof *s);
+    if (s == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the scheduler");
+    s->c = *config;
+    if (s->c.max_overtaken == 0)
+        s->c.max_overtaken = 4 * config->max_running;
+    hr_status status = hr_kv_pages_create(config->n_pages, alloc, &s->pages, err);
+    if (status != HR_OK)
+        goto fail;
+    status = hr_plan_create(config->limits.chunked_prefill_size + config->max_running,
+                            config->max_running, alloc, &s->plan, err);
+    if (status != HR_OK)
+        goto fail;
+    s->running = hr_alloc_array(alloc, config->max_running, sizeof(hr_request *));
+    s->spaces = hr_alloc_array(alloc, config->n_workers, sizeof *s->spaces);
+    bool ok = s->running != NULL && s->spaces != NULL;
+    for (uint32_t w = 0; ok && w < config->n_workers; w++) {
+        s->spaces[w].ids = hr_alloc_array(alloc, config->limits.vocab_size, sizeof(uint32_t));
+        s->spaces[w].values = hr_alloc_array(alloc, config->limits.vocab_size, sizeof(float));
+        ok = s->spaces[w].ids != NULL && s->spaces[w].values != NULL;
+    }
+    if (!ok) {
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a scheduler of %u requests",
+                         config->max_running);
+        goto fail;
+    }
+    *out = s;
+    return HR_OK;
+
+fail:
+    hr_scheduler_destroy(s);
+    return status;
+}
+
+void hr_scheduler_destroy(hr_scheduler *s) {
+    if (s == NULL)
+        return;
+    HR_ASSERT(s->n_running == 0 && s->n_queued == 0);
+    hr_alloc alloc = s->c.alloc;
+    for (uint32_t w = 0; s->spaces != NULL && w < s->c.n_workers; w++) {
+        hr_alloc_free(&alloc, s->spaces[w].ids);
+        hr_alloc_free(&alloc, s->spaces[w].values);
+    }
+    hr_alloc_free(&alloc, s->spaces);
+    hr_alloc_free(&alloc, s->running);
+    hr_plan_destroy(&s->plan, &alloc);
+    hr_kv_pages_destroy(s->pages);
+    hr_alloc_free(&alloc, s);
+}
+
+/* ---- the queue: a list ---- */
+
+static void queue_push_back(hr_scheduler *s, hr_request *r) {
+    r->next = NULL;
+    r->prev = s->queue_tail;
+    *(s->queue_tail != NULL ? &s->queue_tail->next : &s->queue_head) = r;
+    s->queue_tail = r;
+    s->n_queued++;
+}
+
+static void queue_push_front(hr_scheduler *s, hr_request *r) {
+    r->prev = NULL;
+    r->next = s->queue_head;
+    *(s->queue_head != NULL ? &s->queue_head->prev : &s->queue_tail) = r;
+    s->queue_head = r;
+    s->n_queued++;
+}
+
+static void queue_remove(hr_scheduler *s, hr_request *r) {
+    *(r->prev != NULL ? &r->prev->next : &s->queue_head) = r->next;
+    *(r->next != NULL ? &r->next->prev : &s->queue_tail) = r->prev;
+    r->prev = r->next = NULL;
+    s->n_queued--;
+}
+
+void hr_scheduler_add(hr_scheduler *s, hr_request *r) {
+    r->serial = s->next_serial++;
+    queue_push_back(s, r);
+}
+
+/* ---- the running set: a sorted array ---- */
+
+static bool runs_before(const hr_request *a, const hr_request *b) {
+    return a->adapter_id != b->adapter_id ? a->adapter_id < b->adapter_id : a->serial < b->serial;
+}
+
+static void running_insert(hr_scheduler *s, hr_request *r) {
+    uint32_t i = s->n_running++;
+    for (; i > 0 && runs_before(r, s->running[i - 1]); i--)
+        s->running[i] = s->running[i - 1];
+    s->running[i] = r;
+}
+
+static void running_remove(hr_scheduler *s, const hr_request *r) {
+    uint32_t i = 0;
+    while (s->running[i] != r)
+        i++;
+    s->n_running--;
+    memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof(hr_request *));
+}
+
+static hr_request *youngest_running(const hr_scheduler *s) {
+    hr_request *youngest = s->running[0];
+    for (uint32_t i = 1; i < s->n_running; i++)
+        if (s->running[i]->serial > youngest->serial)
+            youngest = s->running[i];
+    return youngest;
+}
+
+/* ---- ending ---- */
+
+static void give_pages(hr_scheduler *s, hr_request *r) {
+    hr_kv_pages_give(s->pages, r->n_pages, r->pages);
+    r->n_pages = r->n_clear_pages = r->n_computed = 0;
+}
+
+/* The request is in no list and holds no pages. */
+static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
+    uint64_t now = hr_now_ns(&s->c.clock);
+    f.message = f.message != NULL ? f.message : "";
+    f.prompt_tokens = r->n_prompt;
+    f.completion_tokens = r->n_ids - r->n_prompt;
+    f.retractions = r->retractions;
+    f.weight_version = s->c.weight_version;
+    f.queue_ns = (r->admit_ns != 0 ? r->admit_ns : now) - r->submit_ns;
+    f.first_token_ns = r->first_token_ns != 0 ? r->first_token_ns - r->submit_ns : 0;
+    f.e2e_ns = now - r->submit_ns;
+    s->c.finish(s->c.finish_self, r, &f);
+}
+
+static void finish_running(hr_scheduler *s, hr_request *r, hr_finish f) {
+    running_remove(s, r);
+    give_pages(s, r);
+    finish(s, r, f);
+}
+
+static hr_finish ending_of(const hr_request *r, int ending, bool queued) {
+    hr_finish f = {.type = HR_FINISH_ABORT, .status = HR_ERR_CANCELLED};
+    if (ending == HR_ENDING_STOP) {
+        f.status = HR_ERR_STOPPING;
+        f.message = "the engine is stopping";
+    } else {
+        f.message = queued && r->retractions == 0 ? "Abort in waiting queue" : "Aborted";
+    }
+    return f;
+}
+
+void hr_scheduler_reap(hr_scheduler *s) {
+    for (hr_request *r = s->queue_head, *next; r != NULL; r = next) {
+        next = r->next;
+        int ending = atomic_load(&r->ending);
+        if (ending == HR_ENDING_NOT)
+            continue;
+        queue_remove(s, r);
+        finish(s, r, ending_of(r, ending, true));
+    }
+    for (uint32_t i = s->n_running; i-- > 0;) {
+        hr_request *r = s->running[i];
+        int ending = atomic_load(&r->ending);
+        if (ending != HR_ENDING_NOT)
+            finish_running(s, r, ending_of(r, ending, false));
+    }
+}
+
+/* ---- admission ---- */
+
+static bool adapter_fits(const hr_scheduler *s, const hr_request *r) {
+    uint32_t distinct = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->adapter_id == r->adapter_id)
+            return true;
+        distinct += i == 0 || s->running[i]->adapter_id != s->running[i - 1]->adapter_id;
+    }
+    return distinct < s->c.max_adapters;
+}
+
+static bool pages_fit(const hr_scheduler *s, const hr_request *r) {
+    return hr_kv_pages_free(s->pages) >= hr_kv_pages_for(r->n_ids) + s->n_running;
+}
+
+/* Takes r from the queue into the running set; when memory is short it ends instead. */
+static void start(hr_scheduler *s, hr_request *r) {
+    queue_remove(s, r);
+    if (!hr_request_prepare(r, &s->c.limits, &s->c.alloc)) {
+        finish(s, r,
+               (hr_finish){.type = HR_FINISH_ERROR,
+                           .status = HR_ERR_NO_MEMORY,
+                           .message =
+                               "no memory to run this request; ask for fewer tokens or logprobs"});
+        return;
+    }
+    r->n_pages = hr_kv_pages_for(r->n_ids);
+    HR_ASSERT(hr_kv_pages_take(s->pages, r->n_pages, r->pages));
+    if (r->admit_ns == 0) {
+        r->admit_ns = hr_now_ns(&s->c.clock);
+        s->stats.prompt_tokens += r->n_prompt;
+    }
+    running_insert(s, r);
+}
+
+static void admit(hr_scheduler *s) {
+    hr_request *blocked = NULL; /* the oldest that waits for a place for its adapter */
+    for (hr_request *r = s->queue_head, *next; r != NULL && s->n_running < s->c.max_running;
+         r = next) {
+        next = r->next;
+        if (!adapter_fits(s, r)) {
+            blocked = blocked != NULL ? blocked : r;
+            continue;
+        }
+        if (!pages_fit(s, r) || (blocked != NULL && blocked->overtaken >= s->c.max_overtaken))
+            return;
+        if (blocked != NULL)
+            blocked->overtaken++;
+        start(s, r);
+    }
+}
+
+/* ---- planning ---- */
+
+static void retract(hr_scheduler *s, hr_request *r) {
+    running_remove(s, r);
+    give_pages(s, r);
+    r->retractions++;
+    s->stats.retractions++;
+    queue_push_front(s, r);
+}
+
+/* Every running request gets the page its last id needs; terminates because each round takes a page
+ * or shrinks the running set, and one request alone always fits (hr_request_max_ids). */
+static void secure_pages(hr_scheduler *s) {
+    uint32_t i = 0;
+    while (i < s->n_running) {
+        hr_request *r = s->running[i];
+        if (r->n_pages >= hr_kv_pages_for(r->n_ids)) {
+            i++;
+        } else if (hr_kv_pages_take(s->pages, 1, &r->pages[r->n_pages])) {
+            r->n_pages++;
+        } else {
+            HR_ASSERT(s->n_running > 1);
+            retract(s, youngest_running(s));
+            i = 0;
+        }
+    }
+}
+
+static uint32_t rows_left(const hr_request *r) {
+    return r->n_ids - r->n_computed;
+}
+
+static hr_request *oldest_unplanned(const hr_scheduler *s) {
+    hr_request *oldest = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        hr_request *r = s->running[i];
+        if (r->step_rows == 0 && (oldest == NULL || r->serial < oldest->serial))
+            oldest = r;
+    }
+    return oldest;
+}
+
+/* A chunk must not score more rows than the request has results for. */
+static uint32_t chunk_of(const hr_request *r, uint32_t budget) {
+    uint32_t n = rows_left(r) < budget ? rows_left(r) : budget;
+    if (!r->want_prompt || r->next_prompt_pos >= r->n_prompt)
+        return n;
+    uint32_t first_scored = r->next_prompt_pos > 0 ? r->next_prompt_pos - 1 : 0; /* row of it */
+    uint32_t plain = first_scored > r->n_computed ? first_scored - r->n_computed : 0;
+    uint32_t most = plain + r->result_rows;
+    return n < most ? n : most;
+}
+
+static void share_rows(hr_scheduler *s) {
+    uint32_t budget = s->c.limits.chunked_prefill_size;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        s->running[i]->step_rows = rows_left(s->running[i]) == 1 ? 1 : 0;
+    hr_request *r;
+    while (budget > 0 && (r = oldest_unplanned(s)) != NULL) {
+        r->step_rows = chunk_of(r, budget);
+        budget -= r->step_rows;
+    }
+}
+
+static void clear_pages(hr_scheduler *s, hr_request *r) {
+    uint32_t needed = hr_kv_pages_for((uint64_t)r->n_computed + r->step_rows);
+    for (; r->n_clear_pages < needed; r->n_clear_pages++)
+        s->c.executor.clear_page(s->c.executor.self, r->pages[r->n_clear_pages]);
+}
+
+static void build_plan(hr_scheduler *s) {
+    share_rows(s);
+    hr_plan_clear(&s->plan);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        hr_request *r = s->running[i];
+        if (r->step_rows == 0)
+            continue;
+        clear_pages(s, r);
+        hr_plan_add(&s->plan, r);
+    }
+}
+
+/* ---- logits: on every worker of the pool ---- */
+
+static void run_task(hr_scheduler *s, const hr_plan_task *task, float *logits, void *scratch,
+                     unsigned worker) {
+    hr_request *r = task->request;
+    hr_row_result *result = &r->results[task->result];
+    uint32_t n_vocab = s->c.limits.vocab_size;
+    if (!task->draw) {
+        hr_sampler_score(s->c.kernels, logits, n_vocab, r->ids[task->position + 1], &r->wish,
+                         result, scratch);
+        return;
+    }
+    bool masked = r->n_ids - r->n_prompt < r->min_new_tokens;
+    hr_sampler_draw(s->c.kernels, &r->sampler, logits, n_vocab, task->position + 1, masked,
+                    &r->wish, result, &s->spaces[worker], scratch);
+}
+
+static void on_logits(void *ctx, uint32_t first, uint32_t n, float *logits, uint64_t ld,
+                      void *scratch, unsigned worker, unsigned n_workers) {
+    hr_scheduler *s = ctx;
+    for (uint32_t i = worker; i < n; i += n_workers)
+        run_task(s, &s->plan.tasks[first + i], logits + i * ld, scratch, worker);
+}
+
+/* ---- delivery ---- */
+
+static hr_position_logprobs position_of(const hr_request *r, uint32_t token,
+                                        const hr_row_result *result) {
+    hr_position_logprobs p = {.token = token};
+    if (!r->wish.any || result == NULL)
+        return p;
+    p.has_logprob = true;
+    p.logprob = result->logprob;
+    p.n_top = r->wish.n_top;
+    p.top_ids = result->top_ids;
+    p.top_logprobs = result->top_logprobs;
+    p.n_ids = r->wish.n_ids;
+    p.ids_logprobs = result->ids_logprobs;
+    return p;
+}
+
+static hr_finish not_finite(void) {
+    return (hr_finish){
+        .type = HR_FINISH_ERROR,
+        .status = HR_ERR_INTERNAL,
+        .message =
+            "the logits of this request are not finite (NaN or infinity); check the weights of "
+            "the model and of the adapter"};
+}
+
+/* Hands over the prompt positions whose rows are computed now; false when the request ended. */
+static bool deliver_prompt(hr_scheduler *s, hr_request *r) {
+    if (!r->want_prompt || r->next_prompt_pos >= r->n_prompt)
+        return true;
+    if (r->next_prompt_pos == 0) {
+        hr_position_logprobs first = position_of(r, r->ids[0], NULL);
+        r->on_prompt_logprobs(r->ctx, 0, 1, &first);
+        r->next_prompt_pos = 1;
+    }
+    uint32_t n = 0;
+    while (r->next_prompt_pos + n < r->n_prompt && r->next_prompt_pos + n <= r->n_computed) {
+        if (!r->results[n].finite) {
+            finish_running(s, r, not_finite());
+            return false;
+        }
+        r->positions[n] = position_of(r, r->ids[r->next_prompt_pos + n], &r->results[n]);
+        n++;
+    }
+    if (n > 0)
+        r->on_prompt_logprobs(r->ctx, r->next_prompt_pos, n, r->positions);
+    r->next_prompt_pos += n;
+    return true;
+}
+
+static bool contains(const uint32_t *ids, uint32_t n, uint32_t id) {
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Length first, as SGLang has it. */
+static bool is_over(const hr_scheduler *s, const hr_request *r, uint32_t token,
+                    hr_token_verdict verdict, hr_finish *f) {
+    *f = (hr_finish){.type = HR_FINISH_LENGTH};
+    if (r->n_ids >= hr_request_max_len(r, &s->c.limits))
+        return true;
+    *f = (hr_finish){.type = HR_FINISH_STOP_TOKEN, .matched_token = token};
+    uint32_t skip = r->ignore_eos ? r->n_eos_ids : 0;
+    if (contains(r->stop_ids + skip, r->n_stop_ids - skip, token))
+        return true;
+    *f = (hr_finish){.type = HR_FINISH_STOP_CALLER};
+    return verdict == HR_TOKEN_STOP;
+}
+
+static void deliver_token(hr_scheduler *s, hr_request *r) {
+    const hr_row_result *result = &r->results[r->result_rows];
+    if (!result->finite) {
+        finish_running(s, r, not_finite());
+        return;
+    }
+    uint32_t token = result->token;
+    r->ids[r->n_ids++] = token;
+    if (r->sampler.counts != NULL)
+        r->sampler.counts[token]++;
+    if (r->first_token_ns == 0)
+        r->first_token_ns = hr_now_ns(&s->c.clock);
+    s->stats.generated_tokens++;
+    hr_position_logprobs position = position_of(r, token, result);
+    hr_token_verdict verdict = r->on_token(r->ctx, &position);
+    hr_finish f;
+    if (is_over(s, r, token, verdict, &f))
+        finish_running(s, r, f);
+}
+
+static void deliver(hr_scheduler *s) {
+    uint32_t n = s->plan.view.n_seqs;
+    for (uint32_t i = 0; i < n; i++) {
+        hr_request *r = s->plan.requests[i];
+        r->n_computed += r->step_rows;
+        if (!deliver_prompt(s, r) || r->n_computed < r->n_ids)
+            continue;
+        if (r->max_new_tokens == 0)
+            finish_running(s, r, (hr_finish){.type = HR_FINISH_LENGTH});
+        else
+            deliver_token(s, r);
+    }
+}
+
+bool hr_scheduler_step(hr_scheduler *s) {
+    admit(s);
+    secure_pages(s);
+    build_plan(s);
+    if (s->plan.view.n_rows == 0)
+        return false;
+    s->c.executor.step(s->c.executor.self, &s->plan.view, on_logits, s);
+    s->stats.steps++;
+    deliver(s);
+    return true;
+}
+
+/* ---- looking ---- */
+
+bool hr_scheduler_has_work(const hr_scheduler *s) {
+    return s->n_running > 0 || s->n_queued > 0;
+}
+
+hr_scheduler_stats hr_scheduler_stats_of(const hr_scheduler *s) {
+    hr_scheduler_stats stats = s->stats;
+    stats.running = s->n_running;
+    stats.queued = s->n_queued;
+    stats.kv_pages = hr_kv_pages_total(s->pages);
+    stats.kv_pages_free = hr_kv_pages_free(s->pages);
+    return stats;
+}
+
+const hr_request *hr_scheduler_running(const hr_scheduler *s, uint32_t i) {
+    return i < s->n_running ? s->running[i] : NULL;
+}
+
+const hr_request *hr_scheduler_queue(const hr_scheduler *s) {
+    return s->queue_head;
+}

@@ -1,0 +1,82 @@
+/* The scheduler: which requests run, and what each step computes. A state machine without threads,
+ * clocks or model of its own, so that simulations can drive it through every state.
+ *
+ * queued -> running -> finished; running -> queued again (retracted) when the KV cache runs short.
+ *
+ * Admission is first come, first served, subject to max_running, to KV pages (the whole sequence so
+ * far, and one page in reserve for every other running request) and to max_adapters distinct
+ * adapters in the batch (base counts as one). A request whose adapter has no place may be
+ * overtaken, but only max_overtaken times: then nobody is admitted before it, so no adapter
+ * starves.
+ *
+ * A step computes one row of every request that generates, and prompt rows of the others, oldest
+ * first, up to chunk of them. A generating request that finds no free page retracts the youngest
+ * running one: that one's pages are freed and it returns to the front of the queue, to be computed
+ * again from its ids. By the arithmetic promise its bits are the same; what was delivered is not
+ * delivered again.
+ *
+ * Everything here is called by one thread. Callbacks of requests run inside hr_scheduler_step and
+ * _reap. */
+#ifndef HR_ENGINE_SCHEDULER_H
+#define HR_ENGINE_SCHEDULER_H
+
+#include "base/clock.h"
+#include "engine/kv_cache.h"
+#include "engine/plan.h"
+#include "engine/request.h"
+
+/* Who computes steps: the model, or a fake. */
+typedef struct hr_executor {
+    void *self;
+    /* hr_model_forward on the pool; on_logits as model/view.h says. */
+    void (*step)(void *self, const hr_view *view, hr_logits_fn on_logits, void *ctx);
+    /* Zeroes a page before its new owner first writes it. */
+    void (*clear_page)(void *self, uint32_t page);
+} hr_executor;
+
+typedef struct hr_scheduler_config {
+    hr_request_limits limits;
+    uint32_t max_running, max_adapters;
+    uint32_t max_overtaken; /* 0 = 4 * max_running */
+    uint32_t n_pages, n_workers;
+    const hr_kernels *kernels; /* for logprobs and sampling */
+    hr_executor executor;
+    hr_clock clock;
+    hr_alloc alloc;
+    const char *weight_version; /* lives as long as the scheduler */
+    /* A request has ended and holds no pages: the owner returns its lease, calls on_finish and
+     * frees it. */
+    void (*finish)(void *self, hr_request *request, const hr_finish *finish);
+    void *finish_self;
+} hr_scheduler_config;
+
+typedef struct hr_scheduler_stats {
+    uint32_t running, queued;
+    uint32_t kv_pages, kv_pages_free;
+    uint64_t steps, prompt_tokens, generated_tokens, retractions;
+} hr_scheduler_stats;
+
+typedef struct hr_scheduler hr_scheduler;
+
+hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **out, hr_error *err);
+/* No request may be left. NULL is allowed. */
+void hr_scheduler_destroy(hr_scheduler *scheduler);
+
+/* Queues a request; the scheduler holds it until finish is called with it. */
+void hr_scheduler_add(hr_scheduler *scheduler, hr_request *request);
+
+/* Ends every request whose ending is asked for. */
+void hr_scheduler_reap(hr_scheduler *scheduler);
+
+/* Admits what fits and computes one step; false when there was nothing to do. */
+bool hr_scheduler_step(hr_scheduler *scheduler);
+
+bool hr_scheduler_has_work(const hr_scheduler *scheduler);
+hr_scheduler_stats hr_scheduler_stats_of(const hr_scheduler *scheduler);
+
+/* For checks: the i-th running request, sorted by adapter, NULL past the last; and the head of the
+ * queue. */
+const hr_request *hr_scheduler_running(const hr_scheduler *scheduler, uint32_t i);
+const hr_request *hr_scheduler_queue(const hr_scheduler *scheduler);
+
+#endif

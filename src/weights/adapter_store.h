@@ -1,0 +1,116 @@
+/* The adapters of an engine: names, versions and leases.
+ *
+ * A name, chosen by the trainer, leads to a version; the version has an id that is new for every
+ * load, and caches, leases and batches use the id only. A request leases a version and returns the
+ * lease exactly once; a version whose name is gone lives on until its last lease is back. The
+ * payload is opaque here: packed weights belong to a room above.
+ *
+ * Every function is thread-safe. Payloads are destroyed outside the lock. */
+#ifndef HR_WEIGHTS_ADAPTER_STORE_H
+#define HR_WEIGHTS_ADAPTER_STORE_H
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { HR_ADAPTER_NAME_MAX = 256, HR_ADAPTER_PATH_MAX = 4095 };
+
+typedef struct hr_adapter_store hr_adapter_store;
+typedef struct hr_adapter_version hr_adapter_version;
+
+typedef struct hr_adapter_store_limits {
+    uint32_t max_loaded;    /* names; 0 = unlimited */
+    uint32_t max_per_batch; /* distinct adapters in a batch, base included; bounds pinning */
+} hr_adapter_store_limits;
+
+/* What a version holds: read by kernels, destroyed with the last lease once the name is gone. */
+typedef struct hr_adapter_payload {
+    void *data;
+    void (*destroy)(void *data);
+    uint64_t bytes;
+    uint32_t rank;
+} hr_adapter_payload;
+
+hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const hr_alloc *alloc,
+                                  hr_adapter_store **out, hr_error *err);
+/* Destroys the payloads of all published names. Every lease and reservation must be back. NULL is
+ * allowed. */
+void hr_adapter_store_destroy(hr_adapter_store *store);
+
+/* ---- loading: reserve the name, build the payload without any lock, then publish or cancel ----
+ */
+
+typedef struct hr_adapter_reservation hr_adapter_reservation;
+
+/* Holds name and a place for one load, so that a load that cannot be published is refused before
+ * any byte is read, and two loads of one name cannot race. Refusals: HR_ERR_INVALID (name empty,
+ * too long, not printable or with ':'; path too long), HR_ERR_ADAPTER_EXISTS ("already loaded",
+ * also while the name is being loaded), HR_ERR_LIMIT (every place held by pinned adapters; or
+ * pinned while max_per_batch - 1 names are pinned, for the others would starve), HR_ERR_NO_MEMORY.
+ */
+hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, const char *path,
+                                   bool pinned, hr_adapter_reservation **out, hr_error *err);
+
+/* Makes the name servable with this payload, which the store owns from now on; returns the fresh
+ * id. Cannot fail. Over max_loaded the least recently acquired unpinned names give way. The
+ * reservation is gone. */
+uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
+                                  const hr_adapter_payload *payload);
+
+/* Gives the name and the place back. NULL is allowed. */
+void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *reservation);
+
+/* Takes the name away at once; the payload goes with the last lease. HR_ERR_ADAPTER_UNKNOWN. */
+hr_status hr_adapter_store_unload(hr_adapter_store *store, const char *name, hr_error *err);
+
+/* ---- serving ---- */
+
+/* One use of a version. Zero is "no adapter". Copying it does not make a second lease. */
+typedef struct hr_adapter_lease {
+    hr_adapter_version *version;
+} hr_adapter_lease;
+
+/* Leases what the name stands for now and marks it as used last. HR_ERR_ADAPTER_UNKNOWN: the text
+ * has "not loaded", and "never been loaded" unless the name was evicted. */
+hr_status hr_adapter_store_acquire(hr_adapter_store *store, const char *name, hr_adapter_lease *out,
+                                   hr_error *err);
+/* Gives the lease back and zeroes it; a zero lease is left alone, so twice is once. */
+void hr_adapter_store_release(hr_adapter_store *store, hr_adapter_lease *lease);
+/* The refusal that acquire would give, without leasing and without counting as a use. */
+hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_error *err);
+
+/* Of a held lease; 0 and NULL for a zero one. */
+uint64_t hr_adapter_lease_id(const hr_adapter_lease *lease);
+void *hr_adapter_lease_data(const hr_adapter_lease *lease);
+const char *hr_adapter_lease_name(const hr_adapter_lease *lease);
+
+/* ---- looking ---- */
+
+typedef struct hr_adapter_entry {
+    char name[HR_ADAPTER_NAME_MAX + 1];
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    uint64_t id;
+    bool pinned;
+    uint32_t rank;
+    uint64_t bytes;
+    uint64_t leases;
+} hr_adapter_entry;
+
+/* Published names in load order; *out (NULL when there are none) is freed with free(). */
+hr_status hr_adapter_store_list(hr_adapter_store *store, hr_adapter_entry **out, size_t *n,
+                                hr_error *err);
+
+typedef struct hr_adapter_store_stats {
+    uint64_t loaded;   /* published names */
+    uint64_t versions; /* payloads alive, those without a name included */
+    uint64_t evicted;  /* names that gave way, ever */
+    uint64_t leases_acquired, leases_released;
+} hr_adapter_store_stats;
+
+/* One consistent snapshot: acquired - released is the number of leases held. */
+void hr_adapter_store_stats_get(hr_adapter_store *store, hr_adapter_store_stats *out);
+
+#endif
