@@ -1,4 +1,5 @@
-/* Runs a fuzz target over every file of a directory, with any compiler: an input that once broke something stays a test. */
+/* Runs a fuzz target over every file of a directory, with any compiler: an input that once broke
+ * something stays a test. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
