@@ -1,0 +1,16 @@
+/* The subcommands. Each takes the arguments after its name and returns the exit code of the
+ * process. */
+#ifndef HR_CLI_COMMANDS_H
+#define HR_CLI_COMMANDS_H
+
+#include "base/error.h"
+
+/* What every command exits with. */
+enum { HR_EXIT_OK = 0, HR_EXIT_FAILURE = 1, HR_EXIT_USAGE = 2 };
+
+/* "headrace: error: <message>" as one line on stderr; returns code. */
+int hr_exit_error(int code, const hr_error *err);
+
+int hr_command_serve(int argc, char **argv);
+
+#endif

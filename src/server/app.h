@@ -1,0 +1,37 @@
+/* What the handlers of one server share. */
+#ifndef HR_SERVER_APP_H
+#define HR_SERVER_APP_H
+
+#include "server/http.h"
+#include "server/server.h"
+#include "server/worker.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define HR_APP_MAX_NOTED 64
+
+struct hr_server {
+    hr_server_options options;
+    hr_http *http;
+    hr_worker *worker; /* adapter loads and unloads, one at a time, off the I/O threads */
+    int64_t started;   /* Unix seconds */
+    atomic_bool draining;
+    atomic_uint_fast64_t seeds_given;
+    pthread_mutex_t lock;          /* noted */
+    char *noted[HR_APP_MAX_NOTED]; /* unknown request keys that were logged already */
+    size_t n_noted;
+};
+
+/* Logs a request key nobody knows, the first time it comes. Thread-safe. */
+void hr_app_note_unknown_key(hr_server *server, const char *key);
+
+/* Handlers; app is the hr_server. */
+void hr_route_generate(hr_exchange *exchange, void *app);
+void hr_route_load_adapter(hr_exchange *exchange, void *app);
+void hr_route_unload_adapter(hr_exchange *exchange, void *app);
+void hr_route_health(hr_exchange *exchange, void *app);
+void hr_route_models(hr_exchange *exchange, void *app);
+void hr_route_model_info(hr_exchange *exchange, void *app);
+
+#endif

@@ -1,0 +1,38 @@
+/* The table of routes: which handler answers which method and path. Everything that is not in the
+ * table is answered 404 or 405 by the HTTP layer, so a handler only ever sees what it registered
+ * for. */
+#ifndef HR_SERVER_ROUTER_H
+#define HR_SERVER_ROUTER_H
+
+#include <stddef.h>
+
+typedef enum hr_method {
+    HR_METHOD_GET = 1, /* HEAD too: the same answer without its body */
+    HR_METHOD_POST = 2,
+    HR_METHOD_PUT = 4,
+    HR_METHOD_OTHER = 0
+} hr_method;
+
+typedef struct hr_exchange hr_exchange;
+
+/* Answers the exchange, or arranges that it is answered later; runs on an I/O thread (see
+ * server/http.h). app is what the HTTP layer was started with. */
+typedef void (*hr_handler)(hr_exchange *exchange, void *app);
+
+typedef struct hr_route {
+    unsigned methods; /* hr_method bits */
+    const char *path; /* whole path, exact */
+    hr_handler handler;
+} hr_route;
+
+hr_method hr_method_from_name(const char *name);
+
+/* The route of path that takes method. NULL when there is none; *allowed then has the methods that
+ * path takes, 0 for an unknown path. Thread-safe. */
+const hr_route *hr_router_find(const hr_route *routes, size_t n_routes, hr_method method,
+                               const char *path, unsigned *allowed);
+
+/* "GET, HEAD, POST": the value of an Allow header, written into text. */
+void hr_methods_format(unsigned methods, char *text, size_t size);
+
+#endif

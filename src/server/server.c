@@ -1,0 +1,85 @@
+/* The rollout server: the table of routes, start and stop. */
+#include "server/server.h"
+
+#include "base/log.h"
+#include "server/app.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define IO_THREADS 4
+#define MAX_BODY ((size_t)32 << 20)
+#define MAX_DRAIN ((size_t)64 << 20)
+#define LAST_BYTES_MS 5000 /* for clients that read their answers slowly when the server stops */
+
+static const hr_route routes[] = {
+    {HR_METHOD_POST | HR_METHOD_PUT, "/generate", hr_route_generate},
+    {HR_METHOD_POST, "/load_lora_adapter", hr_route_load_adapter},
+    {HR_METHOD_POST, "/unload_lora_adapter", hr_route_unload_adapter},
+    {HR_METHOD_GET, "/health", hr_route_health},
+    {HR_METHOD_GET, "/v1/models", hr_route_models},
+    {HR_METHOD_GET, "/model_info", hr_route_model_info},
+    {HR_METHOD_GET, "/get_model_info", hr_route_model_info},
+};
+
+void hr_app_note_unknown_key(hr_server *server, const char *key) {
+    bool noted = false;
+    pthread_mutex_lock(&server->lock);
+    for (size_t i = 0; i < server->n_noted && !noted; i++)
+        noted = strcmp(server->noted[i], key) == 0;
+    if (!noted && server->n_noted < HR_APP_MAX_NOTED) {
+        char *copy = strdup(key);
+        if (copy != NULL)
+            server->noted[server->n_noted++] = copy;
+        hr_log(HR_LOG_WARN, "/generate: the key \"%.100s\" is not known and was ignored", key);
+    }
+    pthread_mutex_unlock(&server->lock);
+}
+
+static void free_server(hr_server *server) {
+    hr_worker_destroy(server->worker);
+    for (size_t i = 0; i < server->n_noted; i++)
+        free(server->noted[i]);
+    pthread_mutex_destroy(&server->lock);
+    free(server);
+}
+
+hr_status hr_server_start(const hr_server_options *options, int fd, hr_server **out,
+                          hr_error *err) {
+    hr_server *server = calloc(1, sizeof *server);
+    if (server == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for the server");
+    server->options = *options;
+    server->started = (int64_t)time(NULL);
+    atomic_init(&server->draining, false);
+    atomic_init(&server->seeds_given, 0);
+    pthread_mutex_init(&server->lock, NULL);
+    hr_http_options http = {
+        .routes = routes,
+        .n_routes = sizeof routes / sizeof routes[0],
+        .app = server,
+        .threads = IO_THREADS,
+        .max_body = MAX_BODY,
+        .max_drain = MAX_DRAIN,
+    };
+    hr_status status = hr_worker_create(&server->worker, err);
+    if (status == HR_OK)
+        status = hr_http_start(&http, fd, &server->http, err);
+    if (status != HR_OK)
+        free_server(server);
+    else
+        *out = server;
+    return status;
+}
+
+void hr_server_stop(hr_server *server, uint64_t drain_ms) {
+    if (server == NULL)
+        return;
+    atomic_store(&server->draining, true);
+    hr_http_quiesce(server->http);
+    hr_engine_drain(server->options.engine, drain_ms);
+    hr_worker_finish(server->worker);
+    hr_http_stop(server->http, LAST_BYTES_MS);
+    free_server(server);
+}
