@@ -9,21 +9,55 @@ static bool has_avx2(void) {
            __builtin_cpu_supports("f16c");
 }
 
-static const hr_kernels *const ALL[] = {&hr_kernels_ref};
-enum { N_ALL = sizeof ALL / sizeof ALL[0] };
+static bool has_avx512(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+/* Slowest first. */
+static const struct {
+    const hr_kernels *kernels;
+    bool (*available)(void);
+} TIERS[] = {
+    {&hr_kernels_ref, has_avx2},
+    {&hr_kernels_avx2, has_avx2},
+    {&hr_kernels_avx512, has_avx512},
+};
+enum { N_TIERS = sizeof TIERS / sizeof TIERS[0] };
 
 const hr_kernels *hr_kernels_tier(size_t i) {
-    return has_avx2() && i < N_ALL ? ALL[i] : NULL;
+    for (size_t t = 0; t < N_TIERS; t++)
+        if (TIERS[t].available() && i-- == 0)
+            return TIERS[t].kernels;
+    return NULL;
+}
+
+static hr_status select_named(const char *isa, const hr_kernels **out, hr_error *err) {
+    for (size_t t = 0; t < N_TIERS; t++) {
+        if (strcmp(isa, TIERS[t].kernels->name) != 0)
+            continue;
+        if (!TIERS[t].available())
+            return hr_fail(err, HR_ERR_CPU, "instruction set %s is not to be had on this machine",
+                           isa);
+        *out = TIERS[t].kernels;
+        return HR_OK;
+    }
+    return hr_fail(err, HR_ERR_INVALID,
+                   "unknown instruction set \"%s\": use ref, avx2, avx512 or amx", isa);
 }
 
 hr_status hr_kernels_select(const char *isa, const hr_kernels **out, char *note, size_t note_size,
                             hr_error *err) {
-    (void)isa;
     if (note != NULL && note_size > 0)
         note[0] = '\0';
     if (!has_avx2())
         return hr_fail(err, HR_ERR_CPU,
                        "this processor lacks AVX2, FMA or F16C, which Headrace needs");
-    *out = ALL[N_ALL - 1];
+    if (isa != NULL && isa[0] != '\0')
+        return select_named(isa, out, err);
+    for (size_t t = 0; t < N_TIERS; t++)
+        if (TIERS[t].available())
+            *out = TIERS[t].kernels;
     return HR_OK;
 }
