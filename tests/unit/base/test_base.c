@@ -4,13 +4,14 @@
 #include "base/error.h"
 #include "base/machine.h"
 
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 static void a_failure_carries_its_status_and_text(void **state) {
     (void)state;

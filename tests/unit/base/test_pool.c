@@ -2,7 +2,6 @@
  * holds. */
 #include "base/pool.h"
 
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +9,8 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 enum { MAX_WORKERS = 9 };
 
