@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+
 static void a_failure_carries_its_status_and_text(void **state) {
     (void)state;
     hr_error err = {0};

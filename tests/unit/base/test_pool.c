@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+
 enum { MAX_WORKERS = 9 };
 
 typedef struct counts {
