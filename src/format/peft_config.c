@@ -341,11 +341,18 @@ static hr_status in_layers(hr_peft_config *config, const char *path, bool *hit, 
     return HR_OK;
 }
 
+/* PEFT saves what ends in the name, and keeps pairs off what it is a whole part of. */
+static bool ends_in(const char *path, const char *name) {
+    size_t len = strlen(path), n = strlen(name);
+    return n > 0 && n <= len && strcmp(path + len - n, name) == 0;
+}
+
 hr_status hr_peft_config_saves(hr_peft_config *config, const char *path, bool *hit, hr_error *err) {
     *hit = false;
     for (size_t i = 0; i < config->saved.n; i++) {
         bool found = false;
         HR_TRY(hr_pattern_match(config->saved.rows[i].pattern, path, &found, err));
+        found |= ends_in(path, config->saved.rows[i].key);
         config->saved.rows[i].used |= found;
         *hit |= found;
     }
