@@ -156,8 +156,8 @@ ACCEPTED = {
     "all-linear-exclude": dict(target_modules="all-linear", exclude_modules=["o_proj"]),
     "rank-pattern": dict(target_modules=SEVEN, rank_pattern={"q_proj": 16, r"layers\.1\.mlp\.down_proj": 4}),
     "alpha-pattern": dict(target_modules=SEVEN, alpha_pattern={r"^model.layers.0.*": 64, "q_proj": 3, "k_proj": 0.5}),
-    "both-patterns": dict(target_modules=SEVEN, rank_pattern={"proj": 3, "mlp.*": 5, r".*\.up_proj": 6},
-                          alpha_pattern={"layers.1.self_attn.q_proj": 9, "(q|v)_proj": 11}),
+    "both-patterns": dict(target_modules=SEVEN, rank_pattern={r".*\.up_proj": 6, "mlp.*": 5, "proj": 3},
+                          alpha_pattern={"(q|v)_proj": 11, "layers.1.self_attn.q_proj": 9}),
     "first-match-wins": dict(target_modules=["q_proj"], rank_pattern={".*q_proj": 3, "q_proj": 5}),
     "rslora-patterns": dict(target_modules=SEVEN, use_rslora=True, rank_pattern={"v_proj": 7}, alpha_pattern={"v_proj": 5}),
     "embedding": dict(target_modules=["embed_tokens", "q_proj"], r=4),
@@ -170,7 +170,8 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_modules_ranks_and_scales_are_those_of_peft(base, tmp_path, name):
-    """PEFT sorts the patterns when it saves, so a loaded adapter is the measure, not the one that was saved."""
+    """Patterns stand in sorted order here: PEFT sorts them when it saves, and of those that match the first counts, so in
+    another order it could not load its own file."""
     save(base, tmp_path, **ACCEPTED[name])
     wrapped = peft.PeftModel.from_pretrained(base[0](), tmp_path)
     got = resolve(base, tmp_path)["modules"]
