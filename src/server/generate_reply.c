@@ -150,8 +150,10 @@ static void write_meta(writing *x, const hr_reply_options *options) {
         hr_json_write_string(w, out->item->lora_name);
     else
         hr_json_write_null(w);
-    if (out->finished)
-        hr_json_put_f64(w, "e2e_latency", (double)out->finish.e2e_ns * 1e-9);
+    if (out->finished) {
+        hr_json_key(w, "e2e_latency");
+        hr_json_write_f32(w, (float)((double)out->finish.e2e_ns * 1e-9));
+    }
     hr_json_object_end(w);
 }
 
