@@ -156,7 +156,9 @@ static const char *const lora_modules[] = {
 /* ---- values ---- */
 
 static bool is_choice(const char *value, const char *choices) {
-    size_t len = strlen(value);
+    size_t len = strcspn(value, "|");
+    if (value[len] != '\0')
+        return false;
     for (const char *c = choices; c != NULL;
          c = strchr(c, '|') != NULL ? strchr(c, '|') + 1 : NULL) {
         if (strncmp(c, value, len) == 0 && (c[len] == '|' || c[len] == '\0'))
