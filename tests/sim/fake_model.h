@@ -1,0 +1,60 @@
+/* A model small enough to be run again alone: logits of a row are a hash of everything the row may
+ * see, read back from the KV pages as attention would. A page given to two sequences, a page not
+ * cleared, a wrong adapter or a wrong position therefore changes tokens, and fake_oracle, which has
+ * no pages and no batch, shows it. */
+#ifndef TESTS_SIM_FAKE_MODEL_H
+#define TESTS_SIM_FAKE_MODEL_H
+
+#include "base/pool.h"
+#include "engine/scheduler.h"
+
+enum {
+    FAKE_VOCAB = 40,
+    FAKE_EOS = 0,
+    FAKE_POISON = 7 /* a prompt that starts so gives NaN logits */
+};
+
+/* What an adapter is here. */
+typedef struct fake_lora {
+    uint64_t value;
+} fake_lora;
+
+hr_adapter_payload fake_lora_payload(uint64_t value);
+
+typedef struct fake_model {
+    uint32_t n_pages;
+    uint64_t *slots; /* [n_pages][HR_KV_PAGE_TOKENS]: token + 1, 0 = cleared */
+    bool *clean;     /* [n_pages]: cleared and not written since */
+    hr_pool *pool;   /* NULL: one worker, the caller */
+    void *scratch;   /* one per worker */
+    float *logits;
+} fake_model;
+
+void fake_model_init(fake_model *model, uint32_t n_pages, hr_pool *pool);
+void fake_model_free(fake_model *model);
+hr_executor fake_model_executor(fake_model *model);
+
+/* A request of the tests, and what came of it. */
+typedef struct fake_case {
+    hr_request_params params;
+    uint32_t prompt[256];
+    uint64_t adapter; /* value of the adapter it resolved to; 0 = base */
+    uint32_t stop_at; /* on_token says stop at this token; 0 = never */
+
+    uint32_t tokens[512], n_tokens;
+    float logprobs[512], top0[512];
+    float prompt_logprobs[256];
+    uint32_t n_prompt_seen, next_prompt;
+    bool finished;
+    hr_finish_type type;
+    hr_status status;
+    uint32_t retractions;
+} fake_case;
+
+/* Sets the callbacks that record into the case. */
+void fake_case_record(fake_case *c);
+
+/* Runs the case alone, without pages or batch, into a second case. */
+void fake_oracle(const fake_case *c, const hr_request_limits *limits, fake_case *alone);
+
+#endif

@@ -1,0 +1,456 @@
+/* The production scheduler, driven through thousands of random states with a fake model.
+ *
+ * Each run draws a world (batch size, adapter cap, chunk, a KV cache too small for comfort), then
+ * lets requests arrive, be aborted in whatever state they are, adapters come and go, and
+ * allocations fail. After every step the books must balance; every request must end exactly once,
+ * with the tokens and logprobs, to the bit, of a run alone. Argument: number of runs (default 60).
+ */
+#include "fake_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MAX_CASES = 80, N_NAMES = 4, CONTEXT = 150 };
+
+/* ---- allocation that fails when told ---- */
+
+typedef struct failing_alloc {
+    int64_t live;      /* allocations not freed */
+    int64_t countdown; /* the n-th from now fails; < 0: none */
+    bool failed;
+} failing_alloc;
+
+static void *failing_get(void *self, size_t bytes) {
+    failing_alloc *f = self;
+    if (f->countdown >= 0 && f->countdown-- == 0) {
+        f->failed = true;
+        return NULL;
+    }
+    f->live++;
+    return calloc(1, bytes);
+}
+
+static void failing_free(void *self, void *memory) {
+    failing_alloc *f = self;
+    f->live -= memory != NULL;
+    free(memory);
+}
+
+static uint64_t fake_now(void *self) {
+    return *(uint64_t *)self += 1000;
+}
+
+/* ---- the world ---- */
+
+typedef struct world {
+    uint64_t random, now;
+    failing_alloc memory;
+    hr_alloc alloc;
+    fake_model model;
+    hr_adapter_store *store;
+    hr_scheduler *scheduler;
+    hr_scheduler_config config;
+    uint64_t next_adapter_value;
+    fake_case *cases;            /* [MAX_CASES] */
+    hr_request *live[MAX_CASES]; /* NULL: not submitted, or ended */
+    char rids[MAX_CASES][16];
+    uint32_t stop_ids[MAX_CASES][2], bias_ids[MAX_CASES][2], wish_ids[MAX_CASES][3];
+    float bias[MAX_CASES][2];
+    bool aborted[MAX_CASES], may_fail[MAX_CASES];
+    uint32_t n_cases, n_ended;
+    /* what the runs covered, over all worlds */
+    uint64_t *seen_retractions, *seen_finish;
+} world;
+
+static uint32_t roll(world *w, uint32_t n) {
+    return (uint32_t)((hr_sampler_mix(w->random++) >> 32) % n);
+}
+
+static void end_case(void *self, hr_request *r, const hr_finish *finish) {
+    world *w = self;
+    fake_case *c = r->ctx;
+    size_t i = (size_t)(c - w->cases);
+    assert_ptr_equal(w->live[i], r);
+    w->live[i] = NULL;
+    w->n_ended++;
+    hr_adapter_store_release(w->store, &r->lease);
+    r->on_finish(r->ctx, finish);
+    hr_request_destroy(r, &w->alloc);
+}
+
+static void world_open(world *w, uint64_t seed) {
+    w->random = seed << 32;
+    w->memory = (failing_alloc){.countdown = -1};
+    w->alloc = (hr_alloc){failing_get, failing_free, &w->memory};
+    w->next_adapter_value = 1;
+    w->cases = calloc(MAX_CASES, sizeof *w->cases);
+    assert_non_null(w->cases);
+    static const uint32_t eos[] = {FAKE_EOS};
+    uint32_t n_pages = 2 + roll(w, 8);
+    w->config = (hr_scheduler_config){
+        .limits = {.vocab_size = FAKE_VOCAB,
+                   .context_length = CONTEXT,
+                   .kv_tokens = n_pages * HR_KV_PAGE_TOKENS,
+                   .chunked_prefill_size = 1 + roll(w, 50),
+                   .eos_ids = eos,
+                   .n_eos_ids = 1,
+                   .enable_lora = true},
+        .max_running = 1 + roll(w, 7),
+        .max_adapters = 1 + roll(w, 3),
+        .max_overtaken = 1 + roll(w, 6),
+        .n_pages = n_pages,
+        .n_workers = 1,
+        .kernels = hr_kernels_tier(0),
+        .clock = {fake_now, &w->now},
+        .alloc = w->alloc,
+        .weight_version = "sim",
+        .finish = end_case,
+        .finish_self = w,
+    };
+    fake_model_init(&w->model, n_pages, NULL);
+    w->config.executor = fake_model_executor(&w->model);
+    hr_adapter_store_limits limits = {.max_loaded = roll(w, 2) * 3, .max_per_batch = 3};
+    assert_int_equal(hr_adapter_store_create(&limits, &w->alloc, &w->store, NULL), HR_OK);
+    assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
+}
+
+static void world_close(world *w) {
+    hr_scheduler_destroy(w->scheduler);
+    hr_adapter_store_destroy(w->store);
+    fake_model_free(&w->model);
+    assert_int_equal(w->memory.live, 0);
+    free(w->cases);
+}
+
+/* ---- what can happen ---- */
+
+static const char *const names[N_NAMES] = {"a", "b", "c", "d"};
+
+static void load_some(world *w) {
+    hr_adapter_reservation *reservation;
+    const char *name = names[roll(w, N_NAMES)];
+    if (hr_adapter_store_reserve(w->store, name, "/nowhere", roll(w, 4) == 0, &reservation, NULL) !=
+        HR_OK)
+        return;
+    if (roll(w, 5) == 0) {
+        hr_adapter_store_cancel(w->store, reservation);
+        return;
+    }
+    hr_adapter_payload payload = fake_lora_payload(w->next_adapter_value++);
+    hr_adapter_store_publish(w->store, reservation, &payload);
+}
+
+static void unload_some(world *w) {
+    (void)hr_adapter_store_unload(w->store, names[roll(w, N_NAMES)], NULL);
+}
+
+static void draw_sampling(world *w, uint32_t i, hr_sampling_params *s) {
+    *s = hr_sampling_params_default();
+    s->max_new_tokens = roll(w, 4) == 0 ? roll(w, 3) : roll(w, 120);
+    s->min_new_tokens =
+        s->max_new_tokens > 0 ? roll(w, s->max_new_tokens < 9 ? s->max_new_tokens : 9) : 0;
+    s->temperature = roll(w, 3) == 0 ? 0 : 0.25f * (float)(1 + roll(w, 8));
+    s->top_k = roll(w, 2) == 0 ? -1 : (int32_t)(1 + roll(w, 50));
+    s->top_p = roll(w, 2) == 0 ? 1 : 0.1f * (float)(1 + roll(w, 10));
+    s->min_p = roll(w, 2) == 0 ? 0 : 0.1f * (float)roll(w, 8);
+    if (roll(w, 3) == 0) {
+        s->frequency_penalty = 0.25f * (float)roll(w, 8);
+        s->presence_penalty = 0.25f * (float)roll(w, 8);
+        s->repetition_penalty = 0.5f + 0.25f * (float)roll(w, 6);
+    }
+    s->ignore_eos = roll(w, 2) == 0;
+    s->stop_token_ids = w->stop_ids[i];
+    s->n_stop_token_ids = roll(w, 3) == 0 ? roll(w, 3) : 0;
+    s->logit_bias_ids = w->bias_ids[i];
+    s->logit_bias = w->bias[i];
+    s->n_logit_bias = roll(w, 3);
+    for (uint32_t j = 0; j < 2; j++) {
+        w->stop_ids[i][j] = roll(w, FAKE_VOCAB);
+        w->bias_ids[i][j] = roll(w, FAKE_VOCAB);
+        w->bias[i][j] = (float)roll(w, 9) - 4;
+    }
+    s->has_seed = true;
+    s->seed = roll(w, 1000);
+}
+
+static void draw_case(world *w, uint32_t i) {
+    fake_case *c = &w->cases[i];
+    hr_request_params *p = &c->params;
+    draw_sampling(w, i, &p->sampling);
+    uint32_t most = hr_request_max_ids(&w->config.limits) - 1;
+    p->n_input_ids = 1 + roll(w, roll(w, 3) == 0 ? most : 20);
+    for (size_t j = 0; j < p->n_input_ids; j++)
+        do
+            c->prompt[j] = roll(w, FAKE_VOCAB);
+        while (j == 0 && c->prompt[0] == FAKE_POISON && roll(w, 4) != 0);
+    snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
+    p->rid = w->rids[i];
+    if (roll(w, 2) == 0) {
+        p->return_logprob = true;
+        p->logprob_start_len = (int64_t)roll(w, (uint32_t)p->n_input_ids + 2) - 1;
+        p->top_logprobs_num = roll(w, 2) * roll(w, FAKE_VOCAB + 1);
+        p->token_ids_logprob = w->wish_ids[i];
+        p->n_token_ids_logprob = roll(w, 4);
+        for (uint32_t j = 0; j < 3; j++)
+            w->wish_ids[i][j] = roll(w, FAKE_VOCAB);
+    }
+    p->lora_name = roll(w, 4) == 0 ? NULL : names[roll(w, N_NAMES)];
+    c->stop_at = roll(w, 5) == 0 ? 1 + roll(w, 30) : 0;
+    fake_case_record(c);
+}
+
+static void submit_some(world *w) {
+    if (w->n_cases == MAX_CASES)
+        return;
+    uint32_t i = w->n_cases;
+    fake_case *c = &w->cases[i];
+    memset(c, 0, sizeof *c);
+    draw_case(w, i);
+    hr_adapter_lease lease = {0};
+    if (c->params.lora_name != NULL &&
+        hr_adapter_store_acquire(w->store, c->params.lora_name, &lease, NULL) != HR_OK)
+        return;
+    const fake_lora *lora = hr_adapter_lease_data(&lease);
+    c->adapter = lora != NULL ? lora->value : 0;
+    hr_request *r = NULL;
+    if (hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &r, NULL) != HR_OK) {
+        assert_true(w->memory.failed); /* the only reason */
+        hr_adapter_store_release(w->store, &lease);
+        return;
+    }
+    hr_request_set_adapter(r, lease);
+    r->submit_ns = fake_now(&w->now);
+    w->live[i] = r;
+    w->aborted[i] = w->may_fail[i] = false;
+    w->n_cases++;
+    hr_scheduler_add(w->scheduler, r);
+}
+
+static void abort_some(world *w) {
+    if (w->n_cases == 0)
+        return;
+    uint32_t i = roll(w, w->n_cases);
+    if (w->live[i] == NULL)
+        return;
+    atomic_store(&w->live[i]->ending, HR_ENDING_ABORT);
+    w->aborted[i] = true;
+    hr_scheduler_reap(w->scheduler);
+    assert_null(w->live[i]);
+}
+
+/* ---- the books ---- */
+
+static void check_books(world *w) {
+    hr_scheduler_stats stats = hr_scheduler_stats_of(w->scheduler);
+    bool owned[64] = {false};
+    uint32_t n_owned = 0, n_distinct = 0, n_queued = 0, n_leases = 0;
+    const hr_request *r, *before = NULL;
+    for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++, before = r) {
+        n_distinct += before == NULL || before->adapter_id != r->adapter_id;
+        assert_true(before == NULL || before->adapter_id <= r->adapter_id);
+        assert_true(r->n_pages <= hr_kv_pages_for(r->n_ids) &&
+                    r->n_pages >= hr_kv_pages_for(r->n_computed));
+        for (uint32_t p = 0; p < r->n_pages; p++, n_owned++) {
+            assert_true(r->pages[p] < w->config.n_pages && !owned[r->pages[p]]);
+            owned[r->pages[p]] = true;
+        }
+    }
+    assert_int_equal(n_owned + stats.kv_pages_free, w->config.n_pages);
+    assert_true(n_distinct <= w->config.max_adapters);
+    assert_true(stats.running <= w->config.max_running);
+    for (r = hr_scheduler_queue(w->scheduler); r != NULL; r = r->next, n_queued++)
+        assert_true(r->n_pages == 0 && r->n_computed == 0);
+    assert_int_equal(n_queued, stats.queued);
+    for (uint32_t i = 0; i < w->n_cases; i++)
+        n_leases += w->live[i] != NULL && w->live[i]->lease.version != NULL;
+    assert_int_equal(stats.running + stats.queued, w->n_cases - w->n_ended);
+    hr_adapter_store_stats store;
+    hr_adapter_store_stats_get(w->store, &store);
+    assert_int_equal(store.leases_acquired - store.leases_released, n_leases);
+}
+
+static void check_case(world *w, uint32_t i) {
+    const fake_case *c = &w->cases[i];
+    static fake_case alone;
+    assert_true(c->finished);
+    w->seen_finish[c->type]++;
+    *w->seen_retractions += c->retractions;
+    fake_oracle(c, &w->config.limits, &alone);
+    bool cut =
+        c->type == HR_FINISH_ABORT || (c->type == HR_FINISH_ERROR && c->status == HR_ERR_NO_MEMORY);
+    if (c->type == HR_FINISH_ABORT)
+        assert_true(w->aborted[i]);
+    else if (cut)
+        assert_true(w->memory.failed);
+    else
+        assert_int_equal(c->type, alone.type);
+    /* A poisoned request may have prompt positions less: a chunk is delivered whole or not at all.
+     */
+    if (cut || c->type == HR_FINISH_ERROR) {
+        assert_true(c->n_tokens <= alone.n_tokens && c->n_prompt_seen <= alone.n_prompt_seen);
+    } else {
+        assert_int_equal(c->n_tokens, alone.n_tokens);
+        assert_int_equal(c->n_prompt_seen, alone.n_prompt_seen);
+    }
+    assert_memory_equal(c->tokens, alone.tokens, c->n_tokens * sizeof c->tokens[0]);
+    assert_memory_equal(c->logprobs, alone.logprobs, c->n_tokens * sizeof c->logprobs[0]);
+    assert_memory_equal(c->top0, alone.top0, c->n_tokens * sizeof c->top0[0]);
+    if (c->n_prompt_seen > 0) {
+        uint32_t first = c->next_prompt - c->n_prompt_seen;
+        assert_memory_equal(c->prompt_logprobs + first, alone.prompt_logprobs + first,
+                            c->n_prompt_seen * sizeof c->prompt_logprobs[0]);
+    }
+}
+
+/* ---- runs ---- */
+
+static void act(world *w) {
+    switch (roll(w, 12)) {
+    case 0:
+    case 1:
+    case 2:
+        submit_some(w);
+        break;
+    case 3:
+        load_some(w);
+        break;
+    case 4:
+        if (roll(w, 3) == 0)
+            unload_some(w);
+        break;
+    case 5:
+        if (roll(w, 4) == 0)
+            abort_some(w);
+        break;
+    case 6:
+        if (roll(w, 6) == 0)
+            w->memory.countdown = roll(w, 40);
+        break;
+    default:
+        hr_scheduler_step(w->scheduler);
+    }
+    check_books(w);
+}
+
+static void end_all(world *w, bool kill) {
+    for (uint32_t i = 0; kill && i < w->n_cases; i++)
+        if (w->live[i] != NULL) {
+            atomic_store(&w->live[i]->ending, HR_ENDING_STOP);
+            w->aborted[i] = true;
+        }
+    hr_scheduler_reap(w->scheduler);
+    uint32_t steps = 0;
+    while (hr_scheduler_has_work(w->scheduler)) {
+        assert_true(hr_scheduler_step(w->scheduler) || !hr_scheduler_has_work(w->scheduler));
+        assert_true(steps++ < 1000000);
+        check_books(w);
+    }
+    assert_int_equal(w->n_ended, w->n_cases);
+}
+
+static uint64_t n_runs = 60, seen_retractions, seen_finish[8];
+
+static void run_world(uint64_t seed, uint32_t n_actions, bool kill) {
+    world *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    w->seen_retractions = &seen_retractions;
+    w->seen_finish = seen_finish;
+    world_open(w, seed);
+    for (uint32_t a = 0; a < n_actions; a++)
+        act(w);
+    end_all(w, kill);
+    for (uint32_t i = 0; i < w->n_cases; i++)
+        check_case(w, i);
+    world_close(w);
+    free(w);
+}
+
+static void every_request_ends_once_and_as_if_it_had_run_alone(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= n_runs; seed++)
+        run_world(seed, 600, false);
+    /* The runs must have met what they are for. */
+    assert_true(seen_retractions > 20);
+    assert_true(seen_finish[HR_FINISH_LENGTH] > 20 && seen_finish[HR_FINISH_STOP_TOKEN] > 20);
+    assert_true(seen_finish[HR_FINISH_STOP_CALLER] > 20 && seen_finish[HR_FINISH_ABORT] > 20);
+    assert_true(seen_finish[HR_FINISH_ERROR] > 5);
+}
+
+static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
+    (void)state;
+    for (uint32_t n_actions = 0; n_actions < 150; n_actions++)
+        run_world(1000 + n_actions % 7, n_actions, true);
+}
+
+/* One request of adapter "b" among an endless stream of "a", with room for one adapter: it runs
+ * soon. */
+static void no_adapter_starves(void **state) {
+    (void)state;
+    world *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    w->seen_retractions = &seen_retractions;
+    w->seen_finish = seen_finish;
+    world_open(w, 77);
+    hr_scheduler_destroy(w->scheduler);
+    w->config.max_adapters = 1;
+    w->config.max_running = 4;
+    w->config.max_overtaken = 8;
+    assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
+    for (uint32_t n = 0; n < 2; n++) {
+        hr_adapter_reservation *reservation;
+        assert_int_equal(
+            hr_adapter_store_reserve(w->store, names[n], "/nowhere", false, &reservation, NULL),
+            HR_OK);
+        hr_adapter_payload payload = fake_lora_payload(n + 1);
+        hr_adapter_store_publish(w->store, reservation, &payload);
+    }
+    const uint32_t the_b = 5;
+    uint32_t ended_before_b = 0;
+    for (uint32_t i = 0; i < 40 || w->live[the_b] != NULL; i++) {
+        if (i < 40) {
+            fake_case *c = &w->cases[i];
+            c->params.sampling = hr_sampling_params_default();
+            c->params.sampling.max_new_tokens = 4;
+            c->params.sampling.ignore_eos = true;
+            c->params.n_input_ids = 3;
+            c->prompt[0] = 1;
+            snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
+            c->params.rid = w->rids[i];
+            fake_case_record(c);
+            hr_adapter_lease lease;
+            assert_int_equal(hr_adapter_store_acquire(w->store, names[i == the_b], &lease, NULL),
+                             HR_OK);
+            hr_request *r;
+            assert_int_equal(
+                hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &r, NULL), HR_OK);
+            hr_request_set_adapter(r, lease);
+            w->live[i] = r;
+            w->n_cases++;
+            hr_scheduler_add(w->scheduler, r);
+        }
+        hr_scheduler_step(w->scheduler);
+        check_books(w);
+        if (w->live[the_b] != NULL)
+            ended_before_b = w->n_ended;
+    }
+    assert_true(ended_before_b <= the_b + w->config.max_overtaken);
+    end_all(w, false);
+    world_close(w);
+    free(w);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        n_runs = strtoull(argv[1], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_request_ends_once_and_as_if_it_had_run_alone),
+        cmocka_unit_test(stopping_at_any_moment_leaves_nothing_behind),
+        cmocka_unit_test(no_adapter_starves),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
