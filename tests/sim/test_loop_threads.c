@@ -1,0 +1,402 @@
+/* The engine's loop under threads: eight submitters, aborts from threads and from callbacks, and a
+ * hammer of loads and unloads, against the fake model on a real pool. Everything ends once, tokens
+ * are those of a run alone, and every count returns to zero. Meant to run under the thread
+ * sanitizer too. */
+#include "fake_model.h"
+
+#include "engine/loop.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { N_SUBMITTERS = 8, N_REQUESTS = 40, N_PAGES = 24 };
+
+static const uint32_t eos[] = {FAKE_EOS};
+
+typedef struct stand {
+    hr_pool *pool;
+    fake_model model;
+    hr_adapter_store *store;
+    hr_loop *loop;
+    hr_request_limits limits;
+} stand;
+
+static void stand_open(stand *s, uint32_t max_queued) {
+    assert_int_equal(hr_pool_create(2, &s->pool, NULL), HR_OK);
+    fake_model_init(&s->model, N_PAGES, s->pool);
+    hr_alloc alloc = hr_alloc_system();
+    hr_adapter_store_limits store = {.max_loaded = 3, .max_per_batch = 2};
+    assert_int_equal(hr_adapter_store_create(&store, &alloc, &s->store, NULL), HR_OK);
+    s->limits = (hr_request_limits){.vocab_size = FAKE_VOCAB,
+                                    .context_length = 150,
+                                    .kv_tokens = N_PAGES * HR_KV_PAGE_TOKENS,
+                                    .chunked_prefill_size = 16,
+                                    .eos_ids = eos,
+                                    .n_eos_ids = 1,
+                                    .enable_lora = true};
+    hr_loop_config config = {
+        .scheduler = {.limits = s->limits,
+                      .max_running = 6,
+                      .max_adapters = 2,
+                      .n_pages = N_PAGES,
+                      .n_workers = 2,
+                      .kernels = hr_kernels_tier(0),
+                      .executor = fake_model_executor(&s->model),
+                      .clock = hr_clock_monotonic(),
+                      .alloc = alloc,
+                      .weight_version = "test"},
+        .store = s->store,
+        .max_queued = max_queued,
+    };
+    assert_int_equal(hr_loop_create(&config, &s->loop, NULL), HR_OK);
+}
+
+static void stand_close(stand *s) {
+    hr_loop_destroy(s->loop);
+    hr_adapter_store_stats store;
+    hr_adapter_store_stats_get(s->store, &store);
+    assert_int_equal(store.leases_acquired, store.leases_released);
+    assert_int_equal(store.versions, store.loaded);
+    hr_adapter_store_destroy(s->store);
+    fake_model_free(&s->model);
+    hr_pool_destroy(s->pool);
+}
+
+/* Waits for the end of one case; the callback is on another thread. */
+typedef struct waiter {
+    fake_case c;
+    stand *s;
+    void (*finish)(void *, const hr_finish *);
+    hr_token_verdict (*token)(void *, const hr_position_logprobs *);
+    bool abort_in_callback;
+    char rid[32];
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool is_done;
+} waiter;
+
+static void waiter_finish(void *ctx, const hr_finish *finish) {
+    waiter *w = ctx;
+    w->finish(&w->c, finish);
+    pthread_mutex_lock(&w->lock);
+    w->is_done = true;
+    pthread_cond_signal(&w->done);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static hr_token_verdict waiter_token(void *ctx, const hr_position_logprobs *token) {
+    waiter *w = ctx;
+    hr_token_verdict verdict = w->token(&w->c, token);
+    if (w->abort_in_callback && w->c.n_tokens == 3)
+        hr_loop_abort(w->s->loop, w->rid);
+    return verdict;
+}
+
+static void waiter_prompt(void *ctx, uint32_t first, uint32_t n,
+                          const hr_position_logprobs *positions) {
+    (void)first;
+    (void)n;
+    (void)positions;
+    HR_ASSERT(!((waiter *)ctx)->c.finished);
+}
+
+static void waiter_open(waiter *w, stand *s, const char *rid) {
+    memset(w, 0, sizeof *w);
+    w->s = s;
+    snprintf(w->rid, sizeof w->rid, "%s", rid);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->done, NULL);
+    fake_case_record(&w->c);
+    w->finish = w->c.params.on_finish;
+    w->token = w->c.params.on_token;
+    w->c.params.rid = w->rid;
+    w->c.params.ctx = w;
+    w->c.params.on_finish = waiter_finish;
+    w->c.params.on_token = waiter_token;
+    w->c.params.on_prompt_logprobs = waiter_prompt;
+    w->c.params.sampling = hr_sampling_params_default();
+    w->c.params.sampling.has_seed = true;
+    w->c.prompt[0] = 1;
+    w->c.params.n_input_ids = 1;
+}
+
+static void waiter_wait(waiter *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 120;
+    pthread_mutex_lock(&w->lock);
+    while (!w->is_done)
+        HR_ASSERT(pthread_cond_timedwait(&w->done, &w->lock, &until) == 0);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void waiter_close(waiter *w) {
+    pthread_cond_destroy(&w->done);
+    pthread_mutex_destroy(&w->lock);
+}
+
+/* ---- the hammer ---- */
+
+static const char *const names[] = {"a", "b", "c", "d", "e"};
+
+static void load(stand *s, const char *name, uint64_t value) {
+    hr_adapter_reservation *reservation;
+    if (hr_adapter_store_reserve(s->store, name, "/nowhere", false, &reservation, NULL) != HR_OK)
+        return;
+    hr_adapter_payload payload = fake_lora_payload(value);
+    hr_adapter_store_publish(s->store, reservation, &payload);
+}
+
+typedef struct hammer {
+    stand *s;
+    _Atomic bool stop;
+} hammer;
+
+/* Every adapter of one name has one value, so that a request's tokens do not depend on which
+ * version it met. */
+static void *hammer_main(void *arg) {
+    hammer *h = arg;
+    for (uint32_t i = 0; !atomic_load(&h->stop); i++) {
+        uint32_t n = (uint32_t)hr_sampler_mix(i) % 5;
+        if (i % 3 == 0)
+            (void)hr_adapter_store_unload(h->s->store, names[n], NULL);
+        else
+            load(h->s, names[n], 100 + n);
+        hr_engine_stats stats;
+        hr_loop_stats_get(h->s->loop, &stats);
+        HR_ASSERT(stats.requests_started ==
+                  stats.requests_finished + stats.requests_aborted + stats.running + stats.queued);
+        usleep(300);
+    }
+    return NULL;
+}
+
+typedef struct submitter {
+    stand *s;
+    uint32_t index;
+    uint32_t n_ended, n_refused, n_aborted;
+} submitter;
+
+static void check_waiter(const waiter *w, const hr_request_limits *limits, bool may_abort) {
+    fake_case *alone = malloc(sizeof *alone);
+    HR_ASSERT(alone != NULL && w->c.finished);
+    fake_oracle(&w->c, limits, alone);
+    if (w->c.type == HR_FINISH_ABORT) {
+        HR_ASSERT(may_abort && w->c.n_tokens <= alone->n_tokens);
+    } else {
+        HR_ASSERT(w->c.type == alone->type && w->c.n_tokens == alone->n_tokens);
+    }
+    HR_ASSERT(memcmp(w->c.tokens, alone->tokens, w->c.n_tokens * sizeof w->c.tokens[0]) == 0);
+    HR_ASSERT(memcmp(w->c.logprobs, alone->logprobs, w->c.n_tokens * sizeof w->c.logprobs[0]) == 0);
+    free(alone);
+}
+
+static void *submitter_main(void *arg) {
+    submitter *me = arg;
+    waiter *w = malloc(sizeof *w);
+    HR_ASSERT(w != NULL);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        uint64_t dice = hr_sampler_mix(me->index * 1000 + i);
+        char rid[32];
+        snprintf(rid, sizeof rid, "%u-%u", me->index, i);
+        waiter_open(w, me->s, rid);
+        hr_request_params *p = &w->c.params;
+        p->n_input_ids = 1 + dice % 60;
+        for (size_t j = 1; j < p->n_input_ids; j++)
+            w->c.prompt[j] = (uint32_t)hr_sampler_mix(dice + j) % FAKE_VOCAB;
+        p->sampling.max_new_tokens = 1 + dice / 64 % 40;
+        p->sampling.ignore_eos = dice & 1;
+        p->sampling.seed = dice;
+        p->return_logprob = true;
+        p->logprob_start_len = dice & 2 ? 0 : -1;
+        uint32_t adapter = dice >> 40 & 7;
+        p->lora_name = adapter < 5 ? names[adapter] : NULL;
+        w->c.adapter = adapter < 5 ? 100 + adapter : 0;
+        w->abort_in_callback = (dice >> 50 & 7) == 0;
+        bool abort_outside = (dice >> 50 & 7) == 1;
+        hr_status status = hr_loop_submit(me->s->loop, p, NULL);
+        if (status == HR_OK) {
+            if (abort_outside)
+                hr_loop_abort(me->s->loop, rid);
+            waiter_wait(w);
+            HR_ASSERT(!hr_loop_abort(me->s->loop, rid));
+            check_waiter(w, &me->s->limits, w->abort_in_callback || abort_outside);
+            me->n_ended++;
+            me->n_aborted += w->c.type == HR_FINISH_ABORT;
+        } else {
+            HR_ASSERT(status == HR_ERR_ADAPTER_UNKNOWN && !w->c.finished);
+            me->n_refused++;
+        }
+        waiter_close(w);
+    }
+    free(w);
+    return NULL;
+}
+
+static void submitters_aborts_and_loads_at_once(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    hammer h = {.s = &s};
+    pthread_t hammer_thread, threads[N_SUBMITTERS];
+    submitter submitters[N_SUBMITTERS];
+    for (uint32_t n = 0; n < 3; n++)
+        load(&s, names[n], 100 + n);
+    assert_int_equal(pthread_create(&hammer_thread, NULL, hammer_main, &h), 0);
+    for (uint32_t i = 0; i < N_SUBMITTERS; i++) {
+        submitters[i] = (submitter){.s = &s, .index = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, submitter_main, &submitters[i]), 0);
+    }
+    uint32_t ended = 0, refused = 0, aborted = 0;
+    for (uint32_t i = 0; i < N_SUBMITTERS; i++) {
+        pthread_join(threads[i], NULL);
+        ended += submitters[i].n_ended;
+        refused += submitters[i].n_refused;
+        aborted += submitters[i].n_aborted;
+    }
+    atomic_store(&h.stop, true);
+    pthread_join(hammer_thread, NULL);
+    assert_int_equal(ended + refused, N_SUBMITTERS * N_REQUESTS);
+    assert_true(ended > N_SUBMITTERS * N_REQUESTS / 4 && aborted > 0);
+    hr_engine_stats stats;
+    hr_loop_stats_get(s.loop, &stats);
+    assert_int_equal(stats.requests_started, ended);
+    assert_int_equal(stats.requests_aborted, aborted);
+    assert_int_equal(stats.leases, 0);
+    assert_int_equal(stats.kv_pages_free, N_PAGES);
+    stand_close(&s);
+}
+
+/* A request that would run for long. */
+static void long_request(waiter *w, stand *s, const char *rid) {
+    waiter_open(w, s, rid);
+    w->c.params.sampling.max_new_tokens = 140;
+    w->c.params.sampling.ignore_eos = true;
+}
+
+static void a_rid_is_taken_while_it_lives_and_free_afterwards(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w = malloc(2 * sizeof *w);
+    assert_non_null(w);
+    hr_error err;
+    /* Six requests fill the batch, so that the seventh is surely alive when its rid comes again. */
+    waiter *others = malloc(6 * sizeof *others);
+    assert_non_null(others);
+    for (uint32_t i = 0; i < 6; i++) {
+        char rid[16];
+        snprintf(rid, sizeof rid, "o%u", i);
+        long_request(&others[i], &s, rid);
+        assert_int_equal(hr_loop_submit(s.loop, &others[i].c.params, &err), HR_OK);
+    }
+    long_request(&w[0], &s, "same");
+    long_request(&w[1], &s, "same");
+    assert_int_equal(hr_loop_submit(s.loop, &w[0].c.params, &err), HR_OK);
+    assert_int_equal(hr_loop_submit(s.loop, &w[1].c.params, &err), HR_ERR_INVALID);
+    assert_non_null(strstr(err.message, "still running"));
+    waiter_wait(&w[0]);
+    assert_int_equal(hr_loop_submit(s.loop, &w[1].c.params, &err), HR_OK);
+    waiter_wait(&w[1]);
+    for (uint32_t i = 0; i < 6; i++) {
+        waiter_wait(&others[i]);
+        waiter_close(&others[i]);
+    }
+    waiter_close(&w[0]);
+    waiter_close(&w[1]);
+    free(others);
+    free(w);
+    stand_close(&s);
+}
+
+static void a_full_queue_says_busy(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 2);
+    waiter *w = malloc(64 * sizeof *w);
+    assert_non_null(w);
+    uint32_t n = 0;
+    hr_status status = HR_OK;
+    hr_error err;
+    for (; n < 64 && status == HR_OK; n++) {
+        char rid[16];
+        snprintf(rid, sizeof rid, "q%u", n);
+        long_request(&w[n], &s, rid);
+        status = hr_loop_submit(s.loop, &w[n].c.params, &err);
+    }
+    assert_int_equal(status, HR_ERR_BUSY);
+    assert_non_null(strstr(err.message, "queue is full"));
+    hr_loop_abort_all(s.loop);
+    for (uint32_t i = 0; i + 1 < n; i++)
+        waiter_wait(&w[i]);
+    for (uint32_t i = 0; i < n; i++)
+        waiter_close(&w[i]);
+    free(w);
+    stand_close(&s);
+}
+
+static void draining_refuses_new_requests_and_ends_the_old_ones(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w = malloc(12 * sizeof *w);
+    assert_non_null(w);
+    hr_error err;
+    for (uint32_t i = 0; i < 10; i++) {
+        char rid[16];
+        snprintf(rid, sizeof rid, "d%u", i);
+        long_request(&w[i], &s, rid);
+        assert_int_equal(hr_loop_submit(s.loop, &w[i].c.params, &err), HR_OK);
+    }
+    hr_loop_drain(s.loop, 0);
+    for (uint32_t i = 0; i < 10; i++)
+        assert_true(w[i].is_done); /* without waiting: drain returned after every on_finish */
+    long_request(&w[10], &s, "late");
+    assert_int_equal(hr_loop_submit(s.loop, &w[10].c.params, &err), HR_ERR_STOPPING);
+    assert_int_equal(hr_loop_check(s.loop, &w[10].c.params, &err), HR_ERR_STOPPING);
+    for (uint32_t i = 0; i < 11; i++)
+        waiter_close(&w[i]);
+    free(w);
+    stand_close(&s);
+}
+
+static void an_idle_loop_uses_no_processor_time(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w = malloc(sizeof *w);
+    assert_non_null(w);
+    long_request(w, &s, "warm");
+    assert_int_equal(hr_loop_submit(s.loop, &w->c.params, NULL), HR_OK);
+    waiter_wait(w);
+    usleep(100000); /* pool workers stop spinning */
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    usleep(300000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used =
+        (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+    assert_true(used < 0.015);
+    waiter_close(w);
+    free(w);
+    stand_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(submitters_aborts_and_loads_at_once),
+        cmocka_unit_test(a_rid_is_taken_while_it_lives_and_free_afterwards),
+        cmocka_unit_test(a_full_queue_says_busy),
+        cmocka_unit_test(draining_refuses_new_requests_and_ends_the_old_ones),
+        cmocka_unit_test(an_idle_loop_uses_no_processor_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
