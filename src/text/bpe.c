@@ -231,36 +231,37 @@ void hr_bpe_scratch_free(hr_bpe_scratch *scratch) {
     *scratch = (hr_bpe_scratch){0};
 }
 
-/* n symbols make at most n - 1 candidates at the start and two more for each of at most n - 1
- * merges. */
 static hr_status reserve(hr_bpe_scratch *s, size_t n, hr_error *err) {
     if (n <= s->symbols_cap)
         return HR_OK;
     if (n > HR_BPE_MAX_BYTES)
         return hr_fail(err, HR_ERR_LIMIT, "a word of %zu bytes: at most %zu can be encoded", n,
                        HR_BPE_MAX_BYTES);
-    size_t cap = n < 256 ? 256 : n + n / 2;
+    size_t cap = n < 256 ? 256 : n;
     symbol *symbols = realloc(s->symbols, cap * sizeof *symbols);
-    if (symbols != NULL)
-        s->symbols = symbols;
-    candidate *heap = realloc(s->heap, cap * 3 * sizeof *heap);
-    if (heap != NULL)
-        s->heap = heap;
-    if (symbols == NULL || heap == NULL)
+    if (symbols == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to encode a word of %zu bytes", n);
+    s->symbols = symbols;
     s->symbols_cap = cap;
-    s->heap_cap = cap * 3;
     return HR_OK;
 }
 
-static void heap_push(hr_bpe_scratch *s, candidate c) {
-    HR_ASSERT(s->heap_len < s->heap_cap);
+static hr_status heap_push(hr_bpe_scratch *s, candidate c, hr_error *err) {
+    if (s->heap_len == s->heap_cap) {
+        size_t cap = s->heap_cap == 0 ? 256 : s->heap_cap * 2;
+        candidate *heap = realloc(s->heap, cap * sizeof *heap);
+        if (heap == NULL)
+            return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu possible merges", cap);
+        s->heap = heap;
+        s->heap_cap = cap;
+    }
     size_t at = s->heap_len++;
     while (at > 0 && s->heap[(at - 1) / 2].key > c.key) {
         s->heap[at] = s->heap[(at - 1) / 2];
         at = (at - 1) / 2;
     }
     s->heap[at] = c;
+    return HR_OK;
 }
 
 static candidate heap_pop(hr_bpe_scratch *s) {
@@ -281,19 +282,20 @@ static candidate heap_pop(hr_bpe_scratch *s) {
     return top;
 }
 
-static void propose(const hr_bpe *bpe, hr_bpe_scratch *s, int32_t at) {
+static hr_status propose(const hr_bpe *bpe, hr_bpe_scratch *s, int32_t at, hr_error *err) {
     if (at < 0 || s->symbols[at].next < 0)
-        return;
+        return HR_OK;
     const hr_bpe_merge *merge =
         find_merge(bpe, s->symbols[at].id, s->symbols[s->symbols[at].next].id);
-    if (merge != NULL)
-        heap_push(s, (candidate){(uint64_t)merge->rank << 32 | (uint32_t)at, merge->id});
+    if (merge == NULL)
+        return HR_OK;
+    return heap_push(s, (candidate){(uint64_t)merge->rank << 32 | (uint32_t)at, merge->id}, err);
 }
 
-static void merge_all(const hr_bpe *bpe, hr_bpe_scratch *s, size_t n) {
+static hr_status merge_all(const hr_bpe *bpe, hr_bpe_scratch *s, size_t n, hr_error *err) {
     s->heap_len = 0;
     for (size_t i = 0; i + 1 < n; i++)
-        propose(bpe, s, (int32_t)i);
+        HR_TRY(propose(bpe, s, (int32_t)i, err));
     while (s->heap_len > 0) {
         candidate top = heap_pop(s);
         symbol *left = &s->symbols[(uint32_t)top.key];
@@ -308,9 +310,10 @@ static void merge_all(const hr_bpe *bpe, hr_bpe_scratch *s, size_t n) {
         right->id = HR_TOKEN_NONE;
         if (left->next >= 0)
             s->symbols[left->next].prev = (int32_t)(left - s->symbols);
-        propose(bpe, s, left->prev);
-        propose(bpe, s, (int32_t)(left - s->symbols));
+        HR_TRY(propose(bpe, s, left->prev, err));
+        HR_TRY(propose(bpe, s, (int32_t)(left - s->symbols), err));
     }
+    return HR_OK;
 }
 
 static uint32_t char_id(const hr_bpe *bpe, const char *text, size_t *used) {
@@ -367,7 +370,7 @@ hr_status hr_bpe_encode(const hr_bpe *bpe, hr_bpe_scratch *scratch, const char *
     }
     HR_TRY(reserve(scratch, len, err));
     size_t n = spell(bpe, scratch->symbols, word, len);
-    merge_all(bpe, scratch, n);
+    HR_TRY(merge_all(bpe, scratch, n, err));
     for (int32_t at = n > 0 ? 0 : -1; at >= 0; at = scratch->symbols[at].next)
         HR_TRY(hr_ids_append(ids, scratch->symbols[at].id, err));
     return HR_OK;

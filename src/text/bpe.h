@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Longest text that one call may encode; positions are 32 bits wide. */
+/* Longest word that one call may encode; positions are 32 bits wide. */
 #define HR_BPE_MAX_BYTES ((size_t)1 << 28)
 
 typedef struct hr_bpe_merge {

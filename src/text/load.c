@@ -2,7 +2,7 @@
 #include "text/post_processor.h"
 #include "text/tokenizer_parts.h"
 
-#include <stdio.h>
+#include <malloc.h>
 #include <stdlib.h>
 
 static hr_status read_parts(hr_tokenizer *t, const cJSON *root, hr_error *err) {
@@ -60,6 +60,7 @@ hr_status hr_tokenizer_load(const char *model_dir, hr_tokenizer **out, hr_error 
     }
     cJSON_Delete(root);
     hr_buf_free(&path);
+    malloc_trim(0); /* the tree is many times what is kept; its pages would stay with the process */
     return status;
 }
 

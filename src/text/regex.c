@@ -16,9 +16,10 @@
 #define WORD_CHARS "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
 #define HEX_CHARS "0-9A-Fa-f"
 
+#define MAX_DEPTH 128 /* of groups */
+
 /* Far above what a megabyte of text needs with the patterns in use, low enough to end within
  * seconds. */
-#define HR_REGEX_MAX_DEPTH 128
 #define MATCH_LIMIT 50000000u
 #define HEAP_LIMIT_KIB 65536u
 #define JIT_STACK_START 32768
@@ -41,8 +42,8 @@ typedef struct translation {
     size_t len, at;
     hr_buf *out;
     hr_error *err;
-    size_t atom;                     /* start of the last item */
-    size_t open[HR_REGEX_MAX_DEPTH]; /* starts of the groups around the cursor */
+    size_t atom;            /* start of the last item */
+    size_t open[MAX_DEPTH]; /* starts of the groups around the cursor */
     size_t depth;
 } translation;
 
@@ -167,7 +168,7 @@ static hr_status open_group(translation *t) {
                                         "(?<=", "(?<!", "(?i:", "(?-i:"};
     if (at_text(t, "(*"))
         return refuse(t, "(*");
-    if (t->depth == HR_REGEX_MAX_DEPTH)
+    if (t->depth == MAX_DEPTH)
         return refuse(t, "nesting this deep");
     t->open[t->depth++] = t->out->len;
     if (!at_text(t, "(?")) {

@@ -1,7 +1,8 @@
 /* The tokenizer: text to token ids and back, from a Hugging Face tokenizer.json with a BPE model,
- * equal to the `tokenizers` package both ways. (One difference, on purpose: added tokens always
- * decode to their own text, also when it holds characters of the byte alphabet.) Truncation and
- * padding in the file are ignored: they are the caller's business. */
+ * equal to the `tokenizers` package both ways. Two differences: added tokens always decode to their
+ * own text, also when it holds characters of the byte alphabet; characters younger than the Unicode
+ * tables of the system's PCRE2 and utf8proc count as unassigned. Truncation and padding in the file
+ * are ignored: they are the caller's business. */
 #ifndef HR_TEXT_TOKENIZER_H
 #define HR_TEXT_TOKENIZER_H
 
@@ -14,8 +15,9 @@
 
 #define HR_TOKENIZER_NO_ID UINT32_MAX
 #define HR_TOKENIZER_MAX_FILE ((size_t)256 << 20)
-/* Longest text of one encode call, in bytes. */
-#define HR_TOKENIZER_MAX_TEXT ((size_t)64 << 20)
+/* Longest text of one encode call, in bytes; one word of this length takes some 30 times
+ * as much memory. */
+#define HR_TOKENIZER_MAX_TEXT ((size_t)16 << 20)
 
 /* Immutable after loading: every function below may run on many threads at once. */
 typedef struct hr_tokenizer hr_tokenizer;

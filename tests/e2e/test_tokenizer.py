@@ -130,6 +130,23 @@ def qwen2():
     return add_usual_tokens(byte_level(QWEN2_SPLIT, normalizers.NFC(), post=processors.ByteLevel(trim_offsets=False)))
 
 
+def gpt4o():
+    letters, small = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    ending = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    return byte_level("|".join([
+        rf"[^\r\n\p{{L}}\p{{N}}]?{letters}*{small}+{ending}", rf"[^\r\n\p{{L}}\p{{N}}]?{letters}+{small}*{ending}",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]))
+
+
+def deepseek():
+    symbols = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+    words = (symbols + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated")
+                                   for pattern in [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", words]]
+                                  + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return trained(models.BPE(), None, pre, decoders.ByteLevel())
+
+
 def llama3():
     template = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)])
     tokenizer = byte_level(LLAMA3_SPLIT, special=["<s>"])
@@ -231,7 +248,7 @@ def smollm2():
 
 
 CASES = {make.__name__: make for make in [
-    gpt2, gpt2_prefix_space, smollm_digits, grouped_digits, qwen2, llama3, llama2, llama2_metaspace, metaspace_words, strip_two,
+    gpt2, gpt2_prefix_space, smollm_digits, grouped_digits, qwen2, gpt4o, deepseek, llama3, llama2, llama2_metaspace, metaspace_words, strip_two,
     bytes_only_some, no_decoder, whitespace_split, lowercase_added, smollm2]}
 for behavior in ["isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous"]:
     for invert in [False, True]:
@@ -315,19 +332,22 @@ def test_a_stream_adds_up_to_the_full_decode(pair):
             assert tool.decode(ids, skip, b"s") == reference.decode(ids, skip_special_tokens=skip), ids
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama3", "smollm_digits", "llama2"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "smollm_digits"])
 def test_every_character_is_classed_alike(name, tmp_path):
     """White space, letters, numbers and case folding agree over all of Unicode that both sides know."""
     reference = CASES[name]()
     reference.save(str(tmp_path / "tokenizer.json"))
     tool = Tool(tmp_path)
-    differing = []
-    for start in range(0, 0x110000, 64):
-        chars = [chr(cp) for cp in range(start, start + 64) if not 0xd800 <= cp < 0xe000]
-        known = [char for char in chars if unicodedata.category(char) != "Cn"]
-        text = "".join(f"a {char}b{char}1{char} {char}{char}!{char}'{char}" for char in known)
-        if tool.encode(text, False) != reference.encode(text, add_special_tokens=False).ids:
-            differing += [char for char in known if (probe := f"a {char}b{char}1{char} {char}{char}!{char}'{char}")
-                          and tool.encode(probe, False) != reference.encode(probe, add_special_tokens=False).ids]
+
+    def probe(chars):
+        return "".join(f"a{char} {char}1{char}{char}!'{char}" for char in chars)
+
+    def differs(chars):
+        text = probe(chars)
+        return tool.encode(text, False) != reference.encode(text, add_special_tokens=False).ids
+
+    chars = [char for char in KNOWN_CHARACTERS if unicodedata.category(char) != "Co"]
+    groups = [chars[start:start + 64] for start in range(0, len(chars), 64)]
+    differing = [char for group in groups if differs(group) for char in group if differs([char])]
     tool.close()
     assert [hex(ord(char)) for char in differing] == []
