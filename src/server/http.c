@@ -26,7 +26,8 @@
 
 #define CONNECTION_MEMORY (64 * 1024) /* headers, and the piece in which a body arrives */
 #define CONNECTION_LIMIT 16384
-#define IDLE_SECONDS 120
+#define IDLE_SECONDS 120u
+#define RECEIVE_SECONDS 30u /* without a byte while a body is coming */
 #define MAX_HEADERS 2
 #define WATCH_STOP UINT64_MAX
 
@@ -40,7 +41,6 @@ struct hr_exchange {
     const hr_route *route;             /* NULL: 404 or 405 */
     unsigned allowed;
     char *path;
-    bool expects_continue;
     bool dispatched;
 
     hr_buf body;
@@ -76,7 +76,7 @@ struct hr_http {
     pthread_mutex_t lock;
     pthread_cond_t idle;
     hr_exchange *open;
-    size_t n_open;
+    size_t n_dispatched; /* of them, those whose answer somebody waits for */
     uint64_t last_id;
     atomic_bool stopping;
 };
@@ -258,6 +258,15 @@ static enum MHD_Result send_reply(hr_exchange *x) {
 
 /* ---- requests coming in ---- */
 
+/* The request is complete, or refused before it is. */
+static void mark_dispatched(hr_exchange *x) {
+    x->dispatched = true;
+    MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, IDLE_SECONDS);
+    pthread_mutex_lock(&x->http->lock);
+    x->http->n_dispatched++;
+    pthread_mutex_unlock(&x->http->lock);
+}
+
 static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, const char *path,
                              const char *method, void **state) {
     hr_exchange *x = calloc(1, sizeof *x);
@@ -281,16 +290,19 @@ static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, c
     if (x->next != NULL)
         x->next->prev = x;
     http->open = x;
-    http->n_open++;
     pthread_mutex_unlock(&http->lock);
     *state = x;
+
+    /* The library may miss the hang-up of a client in the middle of its body; the timeout finds it.
+     */
+    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, RECEIVE_SECONDS);
 
     /* A client that asks first is told before it sends anything. */
     const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
     if (length != NULL && expect != NULL && strtoull(length, NULL, 10) > http->options.max_body) {
+        mark_dispatched(x);
         hr_reply_error(x, 413, "the request body is over the limit of this server");
-        x->dispatched = true;
         return send_reply(x);
     }
     return MHD_YES;
@@ -332,7 +344,7 @@ static enum MHD_Result take_body(hr_exchange *x, const char *data, size_t size) 
 
 static void dispatch(hr_exchange *x) {
     char text[64], message[256];
-    x->dispatched = true;
+    mark_dispatched(x);
     if (x->route == NULL && x->allowed == 0) {
         snprintf(message, sizeof message, "no such route: %.200s", x->path);
         hr_reply_error(x, 404, message);
@@ -400,7 +412,7 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **st
         http->open = x->next;
     if (x->next != NULL)
         x->next->prev = x->prev;
-    if (--http->n_open == 0)
+    if (x->dispatched && --http->n_dispatched == 0)
         pthread_cond_broadcast(&http->idle);
     pthread_mutex_unlock(&http->lock);
     hr_exchange_unref(x);
@@ -542,7 +554,7 @@ hr_status hr_http_start(const hr_http_options *options, int fd, hr_http **out, h
         flags, 0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY, MHD_OPTION_CONNECTION_LIMIT,
-        connection_limit(), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+        connection_limit(), MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS,
         MHD_OPTION_THREAD_POOL_SIZE, options->threads > 1 ? options->threads : 0, MHD_OPTION_END);
     if (http->daemon == NULL) {
         hr_fail(err, status, "cannot start the HTTP server: libmicrohttpd refused (%s)",
@@ -574,13 +586,6 @@ void hr_http_quiesce(hr_http *http) {
         close(fd);
 }
 
-size_t hr_http_open(hr_http *http) {
-    pthread_mutex_lock(&http->lock);
-    size_t n = http->n_open;
-    pthread_mutex_unlock(&http->lock);
-    return n;
-}
-
 static void wait_until_idle(hr_http *http, uint64_t wait_ms) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -591,7 +596,7 @@ static void wait_until_idle(hr_http *http, uint64_t wait_ms) {
         until.tv_sec++;
     }
     pthread_mutex_lock(&http->lock);
-    while (http->n_open > 0 && pthread_cond_timedwait(&http->idle, &http->lock, &until) == 0)
+    while (http->n_dispatched > 0 && pthread_cond_timedwait(&http->idle, &http->lock, &until) == 0)
         ;
     pthread_mutex_unlock(&http->lock);
 }

@@ -38,9 +38,6 @@ hr_status hr_http_start(const hr_http_options *options, int fd, hr_http **out, h
 /* Accepts no further connections; the open ones are served on. */
 void hr_http_quiesce(hr_http *http);
 
-/* Requests that have arrived and are not answered to the last byte. */
-size_t hr_http_open(hr_http *http);
-
 /* Quiesces, waits at most wait_ms for open exchanges, answers what is left with 503 and frees
  * everything. Whatever a handler deferred to must not wake exchanges any more, except those it
  * still holds references to. */

@@ -367,6 +367,22 @@ static void stopping_answers_whoever_still_waits(void **state) {
     wake_held(); /* a late wake does no harm */
 }
 
+static void a_half_sent_body_does_not_hold_up_the_stop(void **state) {
+    (void)state;
+    static const char head[] = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf";
+    struct timespec before, after;
+    int gone = connect_client(), stuck = connect_client();
+    assert_true(send_all(gone, head, sizeof head - 1) && send_all(stuck, head, sizeof head - 1));
+    close(gone);
+    assert_reply("POST", "/echo", "good", "200", "good");
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    hr_http_stop(http, 20000);
+    http = NULL;
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    assert_true(after.tv_sec - before.tv_sec < 10);
+    close(stuck);
+}
+
 static void many_clients_wait_at_once(void **state) {
     (void)state;
     enum { N = 200 };
@@ -406,6 +422,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_body_without_end_is_cut_off, start, stop),
         cmocka_unit_test_setup_teardown(a_client_that_asks_first_is_told_at_once, start, stop),
         cmocka_unit_test_setup_teardown(stopping_answers_whoever_still_waits, start, stop),
+        cmocka_unit_test_setup_teardown(a_half_sent_body_does_not_hold_up_the_stop, start, stop),
         cmocka_unit_test_setup_teardown(many_clients_wait_at_once, start, stop),
         cmocka_unit_test_setup_teardown(a_taken_port_is_refused_by_name, start, stop),
     };
