@@ -25,12 +25,16 @@ def find_gguf() -> pathlib.Path:
 def convert(out: pathlib.Path) -> None:
     os.environ["TQDM_DISABLE"] = "1"
     import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
     gguf = find_gguf()
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The file names its pre-tokenizer ("smollm": digits one by one, then bytes), but the conversion writes bytes alone.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32).bfloat16()
     model.generation_config = GenerationConfig(
