@@ -10,6 +10,7 @@
 
 #define CONFIG_MAX_BYTES ((size_t)16 << 20)
 #define MAX_LIST 16384
+#define MATCHING_MS 3000
 
 /* A field that is not computed may be null or its default. */
 static hr_status check_refused(const hr_peft_field *field, const cJSON *item, hr_error *err) {
@@ -237,6 +238,8 @@ static hr_status read_numbers(hr_peft_config *config, hr_error *err) {
 }
 
 static hr_status read_config(hr_peft_config *config, hr_error *err) {
+    hr_clock clock = hr_clock_monotonic();
+    config->deadline = hr_deadline_after_ms(&clock, MATCHING_MS);
     if (!cJSON_IsObject(config->tree))
         return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "wanted a JSON object, came a %s",
                        hr_json_kind(config->tree));
@@ -290,14 +293,25 @@ void hr_peft_config_free(hr_peft_config *config) {
     *config = (hr_peft_config){0};
 }
 
+static hr_status match(const hr_peft_config *config, hr_pattern *pattern, const char *path,
+                       bool *hit, hr_error *err) {
+    hr_clock clock = hr_clock_monotonic();
+    if (hr_deadline_passed(&clock, config->deadline))
+        return hr_fail(err, HR_ERR_ADAPTER_CONFIG,
+                       "matching the patterns of the config against the model takes more than "
+                       "%d ms; use fewer or simpler ones",
+                       MATCHING_MS);
+    return hr_pattern_match(pattern, path, hit, err);
+}
+
 typedef enum hr_rule_hit { MISSES, HITS_SUFFIX, HITS_EXACTLY } hr_rule_hit;
 
-static hr_status rule_hits(const hr_name_rule *rule, const char *path, hr_rule_hit *out,
-                           hr_error *err) {
+static hr_status rule_hits(const hr_peft_config *config, const hr_name_rule *rule, const char *path,
+                           hr_rule_hit *out, hr_error *err) {
     *out = MISSES;
     if (rule->pattern != NULL) {
         bool hit = false;
-        HR_TRY(hr_pattern_match(rule->pattern, path, &hit, err));
+        HR_TRY(match(config, rule->pattern, path, &hit, err));
         *out = hit ? HITS_EXACTLY : MISSES;
         return HR_OK;
     }
@@ -331,7 +345,7 @@ static hr_status in_layers(hr_peft_config *config, const char *path, bool *hit, 
     for (size_t i = 0; i < config->n_layer_patterns; i++) {
         bool found = false;
         uint32_t layer = 0;
-        HR_TRY(hr_pattern_match(config->layer_patterns[i], path, &found, err));
+        HR_TRY(match(config, config->layer_patterns[i], path, &found, err));
         if (!found)
             continue;
         *hit = hr_pattern_layer(config->layer_patterns[i], path, &layer) &&
@@ -351,7 +365,7 @@ hr_status hr_peft_config_saves(hr_peft_config *config, const char *path, bool *h
     *hit = false;
     for (size_t i = 0; i < config->saved.n; i++) {
         bool found = false;
-        HR_TRY(hr_pattern_match(config->saved.rows[i].pattern, path, &found, err));
+        HR_TRY(match(config, config->saved.rows[i].pattern, path, &found, err));
         found |= ends_in(path, config->saved.rows[i].key);
         config->saved.rows[i].used |= found;
         *hit |= found;
@@ -364,7 +378,7 @@ hr_status hr_peft_config_targets(hr_peft_config *config, const char *path, bool 
     hr_rule_hit excluded = MISSES, targeted = MISSES;
     bool saved = false;
     *hit = false;
-    HR_TRY(rule_hits(&config->exclude, path, &excluded, err));
+    HR_TRY(rule_hits(config, &config->exclude, path, &excluded, err));
     HR_TRY(hr_peft_config_saves(config, path, &saved, err));
     if (excluded != MISSES || saved)
         return HR_OK;
@@ -372,7 +386,7 @@ hr_status hr_peft_config_targets(hr_peft_config *config, const char *path, bool 
         *hit = hidden_linear;
         return HR_OK;
     }
-    HR_TRY(rule_hits(&config->target, path, &targeted, err));
+    HR_TRY(rule_hits(config, &config->target, path, &targeted, err));
     if (targeted == HITS_SUFFIX)
         return in_layers(config, path, hit, err);
     *hit = targeted == HITS_EXACTLY;
@@ -380,10 +394,11 @@ hr_status hr_peft_config_targets(hr_peft_config *config, const char *path, bool 
 }
 
 /* The value of the first row that matches; *out stays when none does. */
-static hr_status look_up(hr_pattern_table *table, const char *path, double *out, hr_error *err) {
+static hr_status look_up(const hr_peft_config *config, hr_pattern_table *table, const char *path,
+                         double *out, hr_error *err) {
     for (size_t i = 0; i < table->n; i++) {
         bool hit = false;
-        HR_TRY(hr_pattern_match(table->rows[i].pattern, path, &hit, err));
+        HR_TRY(match(config, table->rows[i].pattern, path, &hit, err));
         if (!hit)
             continue;
         table->rows[i].used = true;
@@ -396,8 +411,8 @@ static hr_status look_up(hr_pattern_table *table, const char *path, double *out,
 hr_status hr_peft_config_rank(hr_peft_config *config, const char *path, uint32_t *rank,
                               float *scale, hr_error *err) {
     double r = config->rank, alpha = config->alpha;
-    HR_TRY(look_up(&config->ranks, path, &r, err));
-    HR_TRY(look_up(&config->alphas, path, &alpha, err));
+    HR_TRY(look_up(config, &config->ranks, path, &r, err));
+    HR_TRY(look_up(config, &config->alphas, path, &alpha, err));
     *rank = (uint32_t)r;
     *scale = (float)(alpha / (config->rslora ? sqrt(r) : r));
     return HR_OK;

@@ -3,6 +3,7 @@
 #ifndef HR_FORMAT_PEFT_CONFIG_H
 #define HR_FORMAT_PEFT_CONFIG_H
 
+#include "base/clock.h"
 #include "format/json.h"
 #include "format/pattern.h"
 
@@ -36,6 +37,7 @@ typedef struct hr_peft_config {
     size_t n_layer_patterns;
     hr_pattern_table ranks, alphas;
     hr_pattern_table saved; /* modules_to_save; values unused */
+    hr_deadline deadline;   /* for all matching: many slow patterns add up */
 } hr_peft_config;
 
 /* Reads a config; everything that is not computed is refused by name. ERR_ADAPTER_CONFIG,

@@ -1,5 +1,5 @@
 /* Adapters against a small model: what is accepted, with which rank and scale, and what is refused
- * by name. The same is checked against PEFT itself in tests/e2e/test_peft.py. */
+ * by name. The same is checked against PEFT itself in tests/e2e/test_peft_fields.py. */
 #include "format/json_writer.h"
 #include "format/peft.h"
 #include "tensor/convert.h"
