@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MODULE_PATH_SIZE = 128 }; /* the architecture table has no longer ones */
+
 /* The arena is laid out twice by the same code: first without memory, to learn its size. */
 typedef struct cursor {
     char *base; /* NULL in the first pass */
@@ -131,8 +133,10 @@ static hr_status check_sizes(const hr_hf_config *c, hr_error *err) {
 static const char *module_path(char **text, const char *layers, uint32_t layer,
                                const char *module) {
     char *path = *text;
-    int length = layers == NULL ? sprintf(path, "%s", module)
-                                : sprintf(path, "%s.%u.%s", layers, layer, module);
+    int length = layers == NULL
+                     ? snprintf(path, MODULE_PATH_SIZE, "%s", module)
+                     : snprintf(path, MODULE_PATH_SIZE, "%s.%u.%s", layers, layer, module);
+    HR_ASSERT(length > 0 && length < MODULE_PATH_SIZE);
     *text += length + 1;
     return path;
 }
@@ -148,7 +152,7 @@ static hr_status name_modules(hr_model *model, hr_error *err) {
     size_t norms = (size_t)c->num_hidden_layers * (model->architecture->qk_norm ? 4 : 2) + 1;
     size_t n = model->n_modules + norms;
     model->module_names = calloc(n, sizeof *model->module_names);
-    model->name_text = malloc(n * 128);
+    model->name_text = malloc(n * MODULE_PATH_SIZE);
     if (model->module_names == NULL || model->name_text == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the names of %zu modules", n);
 
