@@ -122,7 +122,7 @@ hr_status hr_generate_ids_parse(const cJSON *list, const char *what,
         char name[128];
         uint64_t slow = 0;
         snprintf(name, sizeof name, "%s[%zu]", what, i);
-        HR_TRY(hr_json_u64(item, name, 0, UINT32_MAX, HR_JSON_DIGITS, &slow, err));
+        HR_TRY(hr_json_u64(item, name, 0, UINT32_MAX, HR_JSON_NUMBER, &slow, err));
         values[i++] = (uint32_t)slow;
     }
     *ids = values;

@@ -49,6 +49,8 @@ def refusal(engine, path, name="bad", **more):
     before = engine.score([PROMPT])
     reply = engine.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path), **more})
     body = reply.json()
+    if reply.status_code == 200:
+        engine.unload(name)  # so that the tests after this one see what they expect
     assert reply.status_code == 400, body
     assert body["success"] is False
     assert name not in body["loaded_adapters"]
@@ -235,7 +237,7 @@ def test_targets_as_a_string_mean_the_same_as_the_list(engine, copy, adapter_dir
     engine.unload("string")
 
 
-@pytest.mark.parametrize("field, value", [("r", 0), ("r", -8), ("r", 10**9), ("r", "8"), ("lora_alpha", None),
+@pytest.mark.parametrize("field, value", [("r", 0), ("r", -8), ("r", 10**9), ("r", "8"), ("lora_alpha", "16"),
                                           ("rank_pattern", {"((": 4}), ("rank_pattern", {"q_proj": -1})])
 def test_numbers_out_of_range(engine, copy, field, value):
     path = copy()

@@ -34,7 +34,7 @@ class Row:
     def __str__(self):
         sign = "<=" if self.at_most else ">="
         verdict = "ok" if self.ok else "FAIL"
-        return f"{self.model:<16} {self.check:<44} {self.value:>10.3g} {sign} {self.bar:<9.3g} {verdict:<4} {self.note}"
+        return f"{self.model:<16} {self.check:<70} {self.value:>10.3g} {sign} {self.bar:<9.3g} {verdict:<4} {self.note}"
 
 
 class Case:
@@ -179,18 +179,19 @@ def bits(case, dtype, settings) -> list[Row]:
             sampled = [engine.score([prompt], name, NEW_TOKENS, {"temperature": 1.0, "sampling_seed": 7})[0]
                        for prompt, name in pairs]
             rescored = [engine.score([prompt + scores.ids], name)[0] for (prompt, name), scores in zip(pairs, sampled)]
-        label = f"{dtype} bits, {' '.join(map(str, flags)) or 'default flags'}"
         by_key = {(tuple(prompt), name): scores for (prompt, name), scores in zip(pairs, alone)}
-        shared = [(by_key[tuple(p), n], s) for (p, n), s in zip(crowd, together) if (tuple(p), n) in by_key]
-        rows.append(Row(case.name, f"{label}: alone = in a crowd", mismatches(shared), 0, note=f"{len(shared)} requests"))
-        rows.append(Row(case.name, f"{label}: greedy = scored", generated_mismatches(alone, greedy), 0))
-        rows.append(Row(case.name, f"{label}: T = 1 = scored", generated_mismatches(sampled, rescored), 0))
-        if "zero" in case.adapters:
-            rows.append(Row(case.name, f"{label}: zero B = base", zero_mismatches(crowd, together), 0))
-        if first is None:
-            first = alone
-        else:
-            rows.append(Row(case.name, f"{label}: = default flags", mismatches(zip(first, alone)), 0))
+        counts = {
+            "alone is not in a crowd": mismatches((by_key[tuple(p), n], s) for (p, n), s in zip(crowd, together)
+                                                  if (tuple(p), n) in by_key),
+            "greedy is not scored": generated_mismatches(alone, greedy),
+            "T = 1 is not scored": generated_mismatches(sampled, rescored),
+            "zero B is not base": zero_mismatches(crowd, together),
+            "not as with default flags": mismatches(zip(first or alone, alone)),
+        }
+        first = first or alone
+        broken = ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
+        rows.append(Row(case.name, f"{dtype} bits, {' '.join(map(str, flags)) or 'default flags'}", sum(counts.values()), 0,
+                        note=broken or f"{len(crowd) + 4 * len(pairs)} requests alike"))
     return rows
 
 
