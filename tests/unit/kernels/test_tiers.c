@@ -376,7 +376,8 @@ static void check_elementwise(hr_compute c, input_kind kind, uint32_t n, uint64_
 static void elementwise_ops_match(void **state) {
     (void)state;
     FOR_EACH_COMPUTE(c)
-    FOR_EACH_KIND(kind) for (size_t i = 0; i < N_LENGTHS; i++)
+    FOR_EACH_KIND(kind)
+    for (size_t i = 0; i < N_LENGTHS; i++)
         check_elementwise(c, kind, LENGTHS[i], 400 + i);
 }
 
