@@ -1,0 +1,326 @@
+/* The adapter store: names, versions, leases, the cap, pinning and what a refusal says. */
+#include "weights/adapter_store.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct payload {
+    int destroyed;
+} payload;
+
+static void destroy_payload(void *data) {
+    ((payload *)data)->destroyed++;
+}
+
+static hr_adapter_store *open_store(uint32_t max_loaded, uint32_t max_per_batch) {
+    hr_alloc alloc = hr_alloc_system();
+    hr_adapter_store_limits limits = {max_loaded, max_per_batch};
+    hr_adapter_store *store = NULL;
+    assert_int_equal(hr_adapter_store_create(&limits, &alloc, &store, NULL), HR_OK);
+    return store;
+}
+
+static hr_status reserve(hr_adapter_store *store, const char *name, bool pinned,
+                         hr_adapter_reservation **out, hr_error *err) {
+    return hr_adapter_store_reserve(store, name, "/some/where", pinned, out, err);
+}
+
+static uint64_t load(hr_adapter_store *store, const char *name, bool pinned, payload *p) {
+    hr_adapter_reservation *reservation = NULL;
+    assert_int_equal(reserve(store, name, pinned, &reservation, NULL), HR_OK);
+    hr_adapter_payload content = {p, destroy_payload, 100, 8};
+    return hr_adapter_store_publish(store, reservation, &content);
+}
+
+static hr_adapter_lease acquire(hr_adapter_store *store, const char *name) {
+    hr_adapter_lease lease = {0};
+    assert_int_equal(hr_adapter_store_acquire(store, name, &lease, NULL), HR_OK);
+    return lease;
+}
+
+static void assert_names(hr_adapter_store *store, const char *wanted) {
+    hr_adapter_entry *entries = NULL;
+    size_t n = 0;
+    char text[1024] = "";
+    assert_int_equal(hr_adapter_store_list(store, &entries, &n, NULL), HR_OK);
+    for (size_t i = 0; i < n; i++) {
+        strcat(text, i > 0 ? " " : "");
+        strcat(text, entries[i].name);
+    }
+    free(entries);
+    assert_string_equal(text, wanted);
+}
+
+static void a_loaded_name_can_be_leased_and_the_count_shows_it(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload p = {0};
+    uint64_t id = load(store, "x", false, &p);
+    hr_adapter_lease first = acquire(store, "x"), second = acquire(store, "x");
+    assert_int_equal(hr_adapter_lease_id(&first), id);
+    assert_ptr_equal(hr_adapter_lease_data(&second), &p);
+    hr_adapter_store_stats stats;
+    hr_adapter_store_stats_get(store, &stats);
+    assert_int_equal(stats.leases_acquired, 2);
+    assert_int_equal(stats.leases_released, 0);
+    hr_adapter_store_release(store, &first);
+    hr_adapter_store_release(store, &first); /* a lease that is back is not given back again */
+    hr_adapter_store_release(store, &second);
+    hr_adapter_store_stats_get(store, &stats);
+    assert_int_equal(stats.leases_released, 2);
+    assert_int_equal(p.destroyed, 0);
+    hr_adapter_store_destroy(store);
+    assert_int_equal(p.destroyed, 1);
+}
+
+static void unload_takes_the_name_at_once_and_the_memory_with_the_last_lease(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload p = {0};
+    load(store, "x", false, &p);
+    hr_adapter_lease one = acquire(store, "x"), two = acquire(store, "x"), none = {0};
+    hr_error err;
+    assert_int_equal(hr_adapter_store_unload(store, "x", &err), HR_OK);
+    assert_names(store, "");
+    assert_int_equal(hr_adapter_store_acquire(store, "x", &none, &err), HR_ERR_ADAPTER_UNKNOWN);
+    hr_adapter_store_release(store, &one);
+    assert_int_equal(p.destroyed, 0);
+    hr_adapter_store_release(store, &two);
+    assert_int_equal(p.destroyed, 1);
+    assert_int_equal(hr_adapter_store_unload(store, "x", &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_string_equal(err.message, "LoRA with name x does not exist");
+    hr_adapter_store_destroy(store);
+}
+
+static void a_name_loaded_again_is_another_version(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload old = {0}, new = {0};
+    uint64_t old_id = load(store, "x", false, &old);
+    hr_adapter_lease running = acquire(store, "x");
+    assert_int_equal(hr_adapter_store_unload(store, "x", NULL), HR_OK);
+    uint64_t new_id = load(store, "x", false, &new);
+    assert_int_not_equal(old_id, new_id);
+    hr_adapter_lease fresh = acquire(store, "x");
+    assert_ptr_equal(hr_adapter_lease_data(&running), &old);
+    assert_ptr_equal(hr_adapter_lease_data(&fresh), &new);
+    hr_adapter_store_stats stats;
+    hr_adapter_store_stats_get(store, &stats);
+    assert_int_equal(stats.loaded, 1);
+    assert_int_equal(stats.versions, 2);
+    hr_adapter_store_release(store, &running);
+    hr_adapter_store_release(store, &fresh);
+    assert_int_equal(old.destroyed, 1);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_name_is_loaded_once_at_a_time(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload p = {0};
+    hr_adapter_reservation *first = NULL, *second = NULL;
+    hr_error err;
+    assert_int_equal(reserve(store, "x", false, &first, &err), HR_OK);
+    assert_int_equal(reserve(store, "x", false, &second, &err), HR_ERR_ADAPTER_EXISTS);
+    assert_non_null(strstr(err.message, "already loaded"));
+    hr_adapter_lease none;
+    assert_int_equal(hr_adapter_store_acquire(store, "x", &none, &err), HR_ERR_ADAPTER_UNKNOWN);
+    hr_adapter_store_cancel(store, first);
+    load(store, "x", false, &p);
+    assert_int_equal(reserve(store, "x", false, &second, &err), HR_ERR_ADAPTER_EXISTS);
+    assert_non_null(strstr(err.message, "already loaded"));
+    hr_adapter_store_destroy(store);
+}
+
+static void at_the_cap_the_least_recently_used_unpinned_name_gives_way(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(3, 8);
+    payload p[6] = {{0}};
+    load(store, "pinned", true, &p[0]);
+    load(store, "a", false, &p[1]);
+    load(store, "b", false, &p[2]);
+    hr_adapter_lease used = acquire(store, "a");
+    load(store, "c", false, &p[3]);
+    assert_names(store, "pinned a c");
+    assert_int_equal(p[2].destroyed, 1);
+    load(store, "d", false, &p[4]);
+    assert_names(store, "pinned c d"); /* a is in use: its name goes, its weights stay */
+    assert_int_equal(p[1].destroyed, 0);
+    hr_adapter_store_release(store, &used);
+    assert_int_equal(p[1].destroyed, 1);
+    hr_adapter_lease none;
+    hr_error err;
+    assert_int_equal(hr_adapter_store_acquire(store, "b", &none, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_non_null(strstr(err.message, "not loaded: it gave way"));
+    assert_int_equal(hr_adapter_store_acquire(store, "never", &none, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_non_null(strstr(err.message, "never been loaded"));
+    assert_non_null(strstr(err.message, "not loaded"));
+    assert_non_null(strstr(err.message, "pinned, c, d"));
+    hr_adapter_store_destroy(store);
+}
+
+static void checking_a_name_is_no_use_of_it(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[3] = {{0}};
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    assert_int_equal(hr_adapter_store_check(store, "a", NULL), HR_OK);
+    load(store, "c", false, &p[2]);
+    assert_names(store, "b c");
+    assert_int_equal(hr_adapter_store_check(store, "a", NULL), HR_ERR_ADAPTER_UNKNOWN);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_load_that_could_not_stay_is_refused_before_it_starts(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[3] = {{0}};
+    load(store, "a", true, &p[0]);
+    load(store, "b", true, &p[1]);
+    hr_adapter_reservation *reservation = NULL, *other = NULL;
+    hr_error err;
+    assert_int_equal(reserve(store, "c", false, &reservation, &err), HR_ERR_LIMIT);
+    assert_non_null(strstr(err.message, "Maximum number of loaded LoRA adapters"));
+    assert_int_equal(hr_adapter_store_unload(store, "b", NULL), HR_OK);
+    assert_int_equal(reserve(store, "c", false, &reservation, &err), HR_OK);
+    /* the one free place is promised to c */
+    assert_int_equal(reserve(store, "d", false, &other, &err), HR_ERR_LIMIT);
+    hr_adapter_store_cancel(store, reservation);
+    assert_int_equal(reserve(store, "d", false, &other, &err), HR_OK);
+    hr_adapter_store_cancel(store, other);
+    hr_adapter_store_destroy(store);
+}
+
+static void pinning_leaves_a_place_in_the_batch(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 3);
+    payload p[3] = {{0}};
+    hr_adapter_reservation *reservation = NULL;
+    hr_error err;
+    load(store, "a", true, &p[0]);
+    load(store, "b", true, &p[1]);
+    assert_int_equal(reserve(store, "c", true, &reservation, &err), HR_ERR_LIMIT);
+    assert_non_null(strstr(err.message, "starvation"));
+    assert_non_null(strstr(err.message, "not allowed to pin all slots"));
+    load(store, "c", false, &p[2]);
+    hr_adapter_store_destroy(store);
+}
+
+static void bad_names_are_refused(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    char long_name[HR_ADAPTER_NAME_MAX + 2];
+    memset(long_name, 'n', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    const char *const bad[] = {"", "a:b", ":", "line\nbreak", long_name, NULL};
+    hr_adapter_reservation *reservation = NULL;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(reserve(store, bad[i], false, &reservation, NULL), HR_ERR_INVALID);
+    long_name[HR_ADAPTER_NAME_MAX] = '\0';
+    payload p = {0};
+    load(store, long_name, false, &p);
+    assert_names(store, long_name);
+    hr_adapter_store_destroy(store);
+}
+
+/* ---- memory ---- */
+
+typedef struct failing {
+    int countdown, live;
+} failing;
+
+static void *failing_get(void *self, size_t bytes) {
+    failing *f = self;
+    if (f->countdown-- == 0)
+        return NULL;
+    f->live++;
+    return calloc(1, bytes);
+}
+
+static void failing_free(void *self, void *memory) {
+    ((failing *)self)->live -= memory != NULL;
+    free(memory);
+}
+
+static void short_memory_refuses_and_leaves_nothing(void **state) {
+    (void)state;
+    for (int n = 0; n < 6; n++) {
+        failing f = {.countdown = n};
+        hr_alloc alloc = {failing_get, failing_free, &f};
+        hr_adapter_store_limits limits = {0, 8};
+        hr_adapter_store *store = NULL;
+        hr_status status = hr_adapter_store_create(&limits, &alloc, &store, NULL);
+        assert_int_equal(status, n == 0 ? HR_ERR_NO_MEMORY : HR_OK);
+        if (status != HR_OK)
+            continue;
+        hr_adapter_reservation *reservation = NULL;
+        status = reserve(store, "x", false, &reservation, NULL);
+        assert_int_equal(status, n < 5 ? HR_ERR_NO_MEMORY : HR_OK);
+        hr_adapter_store_cancel(store, reservation);
+        hr_adapter_store_destroy(store);
+        assert_int_equal(f.live, 0);
+    }
+}
+
+/* ---- threads ---- */
+
+static void *lease_and_return(void *arg) {
+    hr_adapter_store *store = arg;
+    for (int i = 0; i < 3000; i++) {
+        hr_adapter_lease lease = {0};
+        if (hr_adapter_store_acquire(store, i & 1 ? "a" : "b", &lease, NULL) == HR_OK) {
+            HR_ASSERT(((payload *)hr_adapter_lease_data(&lease))->destroyed == 0);
+            hr_adapter_store_release(store, &lease);
+        }
+    }
+    return NULL;
+}
+
+static void leases_hold_while_names_come_and_go(void **state) {
+    (void)state;
+    enum { ROUNDS = 500 };
+    static payload p[ROUNDS];
+    hr_adapter_store *store = open_store(1, 8); /* every load evicts */
+    pthread_t threads[4];
+    for (int t = 0; t < 4; t++)
+        assert_int_equal(pthread_create(&threads[t], NULL, lease_and_return, store), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        const char *name = i & 1 ? "a" : "b";
+        load(store, name, false, &p[i]);
+        if (i % 3 == 0)
+            assert_int_equal(hr_adapter_store_unload(store, name, NULL), HR_OK);
+    }
+    for (int t = 0; t < 4; t++)
+        pthread_join(threads[t], NULL);
+    hr_adapter_store_stats stats;
+    hr_adapter_store_stats_get(store, &stats);
+    assert_int_equal(stats.leases_acquired, stats.leases_released);
+    assert_int_equal(stats.versions, stats.loaded);
+    hr_adapter_store_destroy(store);
+    for (int i = 0; i < ROUNDS; i++)
+        assert_int_equal(p[i].destroyed, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_loaded_name_can_be_leased_and_the_count_shows_it),
+        cmocka_unit_test(unload_takes_the_name_at_once_and_the_memory_with_the_last_lease),
+        cmocka_unit_test(a_name_loaded_again_is_another_version),
+        cmocka_unit_test(a_name_is_loaded_once_at_a_time),
+        cmocka_unit_test(at_the_cap_the_least_recently_used_unpinned_name_gives_way),
+        cmocka_unit_test(checking_a_name_is_no_use_of_it),
+        cmocka_unit_test(a_load_that_could_not_stay_is_refused_before_it_starts),
+        cmocka_unit_test(pinning_leaves_a_place_in_the_batch),
+        cmocka_unit_test(bad_names_are_refused),
+        cmocka_unit_test(short_memory_refuses_and_leaves_nothing),
+        cmocka_unit_test(leases_hold_while_names_come_and_go),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
