@@ -132,6 +132,16 @@ static void print_engine(const hr_serve_options *o, const hr_engine *engine) {
         printf("adapters   %zu loaded\n", o->n_lora_items);
 }
 
+static hr_status check_model_dir(const char *dir, hr_error *err) {
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/config.json", dir);
+    if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_NOT_FOUND,
+                   "%s has no config.json that can be read; wanted a Hugging Face model directory",
+                   dir);
+}
+
 /* Everything up to a listening server. What stands in r when this fails is the caller's to release.
  */
 static hr_status start(const hr_serve_options *o, running *r, hr_error *err) {
@@ -139,6 +149,7 @@ static hr_status start(const hr_serve_options *o, running *r, hr_error *err) {
     uint64_t begin = hr_now_ns(&clock);
     uint16_t port = 0;
     HR_TRY(hr_hub_resolve(o->model_path, &r->model_dir, err));
+    HR_TRY(check_model_dir(r->model_dir, err));
     HR_TRY(hr_http_bind(o->host, (uint16_t)o->port, &r->fd, &port, err));
     if (!o->skip_tokenizer_init) {
         HR_TRY(hr_hub_resolve(o->tokenizer_path != NULL ? o->tokenizer_path : o->model_path,
