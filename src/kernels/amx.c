@@ -24,8 +24,16 @@ enum {
     INPUT_BLOCK = 1024 /* ..with these inputs */
 };
 
-/* Tile registers: sums of (row tile, panel), then rows, then panels. */
-enum { SUM_00, SUM_01, SUM_10, SUM_11, ROWS_0, ROWS_1, PANEL_0, PANEL_1 };
+/* Tile registers: sums of (row tile, panel), then rows, then panels. Macros, because gcc pastes the
+ * number into the instruction. */
+#define SUM_00 0
+#define SUM_01 1
+#define SUM_10 2
+#define SUM_11 3
+#define ROWS_0 4
+#define ROWS_1 5
+#define PANEL_0 6
+#define PANEL_1 7
 
 static void configure(size_t rows_0, size_t rows_1) {
     struct {
