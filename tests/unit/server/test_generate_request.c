@@ -42,6 +42,7 @@ static void each_refusal_names_the_field(void **state) {
         {"{\"input_ids\":[]}", "input_ids cannot be empty"},
         {"{\"input_ids\":[[1],[]]}", "input_ids[1] cannot be empty"},
         {"{\"input_ids\":[1,-1]}", "input_ids[1]"},
+        {"{\"input_ids\":[1,\"2\"]}", "input_ids[1]"},
         {"{\"input_ids\":[1,4294967296]}", "input_ids[1]"},
         {"{\"input_ids\":[1,1.5]}", "input_ids[1]"},
         {"{\"input_ids\":[1,[2]]}", "input_ids[1]"},
@@ -152,7 +153,7 @@ static void defaults_are_sglangs(void **state) {
 static void every_parameter_reaches_the_item(void **state) {
     (void)state;
     hr_generate_request r = parse(
-        "{\"input_ids\":[5,6,\"7\"],\"lora_path\":\"ad\",\"rid\":\"me\",\"stream\":true,\"return_"
+        "{\"input_ids\":[5,6,7],\"lora_path\":\"ad\",\"rid\":\"me\",\"stream\":true,\"return_"
         "logprob\":true,"
         "\"logprob_start_len\":\"1\",\"top_logprobs_num\":3,\"token_ids_logprob\":[9,8],"
         "\"return_text_in_logprobs\":true,\"sampling_params\":{\"max_new_tokens\":\"16\",\"min_new_"
