@@ -34,7 +34,7 @@ class Row:
     def __str__(self):
         sign = "<=" if self.at_most else ">="
         verdict = "ok" if self.ok else "FAIL"
-        return f"{self.model:<16} {self.check:<70} {self.value:>10.3g} {sign} {self.bar:<9.3g} {verdict:<4} {self.note}"
+        return f"{self.model:<16} {self.check:<70} {self.value:>10.4g} {sign} {self.bar:<9.4g} {verdict:<4} {self.note}"
 
 
 class Case:
