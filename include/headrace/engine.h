@@ -35,6 +35,7 @@ typedef struct hr_engine_options {
     uint32_t max_loaded_loras;     /* 0 = unlimited */
     uint32_t max_lora_rank;        /* 0 = any rank */
     const char *weight_version;    /* NULL = "default" */
+    bool disable_prefix_cache;     /* every prompt is computed afresh */
     void (*progress)(void *ctx, uint64_t done_bytes,
                      uint64_t total_bytes); /* while loading; may be NULL */
     void *progress_ctx;
@@ -74,6 +75,9 @@ const hr_engine_info *hr_engine_info_of(const hr_engine *engine);
 /* Counters now. leases is the number of adapter leases that requests hold. */
 typedef struct hr_engine_stats {
     uint32_t running, queued;
+    bool paused;
+    uint64_t kv_pages_cached;      /* held by the prefix cache alone: free when needed */
+    uint64_t cached_prompt_tokens; /* prompt tokens that were not computed again, ever */
     uint64_t leases, leases_acquired, leases_released;
     uint64_t kv_pages, kv_pages_free;
     uint64_t requests_started, requests_finished, requests_aborted;
@@ -128,12 +132,21 @@ typedef enum hr_finish_type {
     HR_FINISH_ERROR        /* status and message say why (for instance logits were not finite) */
 } hr_finish_type;
 
+/* Output tokens [start, end) were made under this weight version. */
+typedef struct hr_version_span {
+    const char *version; /* valid as long as the struct that holds the span */
+    uint32_t start, end;
+} hr_version_span;
+
 typedef struct hr_finish {
     hr_finish_type type;
     uint32_t matched_token;
     hr_status status;    /* HR_FINISH_ERROR and HR_FINISH_ABORT */
     const char *message; /* valid during the callback; "" when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens, cached_tokens, retractions;
+    uint64_t adapter_id;          /* of the version that served it; 0 = base */
+    const hr_version_span *spans; /* weight versions over the output tokens, contiguous, from 0 */
+    size_t n_spans;
     const char *weight_version;                /* valid during the callback */
     uint64_t queue_ns, first_token_ns, e2e_ns; /* since submit; first_token_ns 0 when none */
 } hr_finish;
@@ -179,6 +192,28 @@ hr_status hr_engine_check(hr_engine *engine, const hr_request_params *params, hr
 bool hr_engine_abort(hr_engine *engine, const char *rid);
 void hr_engine_abort_all(hr_engine *engine);
 
+/* ---- control ---- */
+
+typedef enum hr_pause_mode {
+    HR_PAUSE_ABORT,   /* every request is aborted */
+    HR_PAUSE_RETRACT, /* running requests go back to the queue; their KV is recomputed later */
+    HR_PAUSE_IN_PLACE /* frozen with their KV */
+} hr_pause_mode;
+
+/* Stops stepping at the next step boundary and returns when it stands (ABORT: when no request is
+ * left). Requests submitted while paused queue up. Idempotent, also on an idle engine; a second
+ * pause of another mode does what that mode does to what is still running. HR_ERR_TIMEOUT when the
+ * boundary was not reached in timeout_ms (the pause stays asked for), HR_ERR_STOPPING. */
+hr_status hr_engine_pause(hr_engine *engine, hr_pause_mode mode, uint64_t timeout_ms,
+                          hr_error *err);
+
+/* Goes on; nothing happens when not paused. */
+void hr_engine_continue(hr_engine *engine);
+
+/* Empties the prefix cache. HR_ERR_BUSY when requests are running or waiting and still are after
+ * timeout_ms; while paused in RETRACT mode waiting requests hold no KV and do not hinder it. */
+hr_status hr_engine_flush_cache(hr_engine *engine, uint64_t timeout_ms, hr_error *err);
+
 /* ---- adapters ---- */
 
 /* Reads, checks and packs the PEFT directory on the calling thread, then publishes it under name.
@@ -194,6 +229,19 @@ hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char
  * goes with the last lease. Never waits for requests. HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X
  * does not exist". */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
+
+typedef enum hr_adapter_state {
+    HR_ADAPTER_LOADED,
+    HR_ADAPTER_EVICTED, /* gave way at max_loaded_loras; its path is known: hr_engine_ensure_adapter
+                           brings it back */
+    HR_ADAPTER_UNKNOWN  /* never loaded, or unloaded by name */
+} hr_adapter_state;
+hr_adapter_state hr_engine_adapter_state(hr_engine *engine, const char *name);
+
+/* Loads an evicted adapter again from its path, under a fresh id; nothing to do when it is loaded.
+ * Concurrent calls for one name load once. Reads files on the calling thread.
+ * HR_ERR_ADAPTER_UNKNOWN; a failed load says "Failed to implicitly load LoRA adapter NAME: why". */
+hr_status hr_engine_ensure_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 typedef struct hr_adapter_info {
     char name[257];
