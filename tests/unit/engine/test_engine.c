@@ -1,0 +1,362 @@
+/* The engine over a real, tiny model: the public header's promises, end to end. */
+#include "../model/tiny_model.h"
+
+#include "base/error.h"
+
+#include <headrace/engine.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { MAX_TOKENS = 128, N_CROWD = 12 };
+
+static char work_dir[64], model_dir[96], adapter_dir[96];
+
+/* ---- one request and what came of it ---- */
+
+typedef struct asked {
+    char rid[16];
+    uint32_t prompt[MAX_TOKENS];
+    hr_request_params params;
+    uint32_t tokens[MAX_TOKENS], n_tokens, n_prompt_seen;
+    float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
+    hr_finish finish;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool is_ended;
+} asked;
+
+static void on_prompt(void *ctx, uint32_t first, uint32_t n,
+                      const hr_position_logprobs *positions) {
+    asked *a = ctx;
+    for (uint32_t i = 0; i < n; i++)
+        a->prompt_logprobs[first + i] = positions[i].has_logprob ? positions[i].logprob : 0;
+    a->n_prompt_seen += n;
+}
+
+static hr_token_verdict on_token(void *ctx, const hr_position_logprobs *token) {
+    asked *a = ctx;
+    a->logprobs[a->n_tokens] = token->logprob;
+    a->tokens[a->n_tokens++] = token->token;
+    return HR_TOKEN_CONTINUE;
+}
+
+static void on_finish(void *ctx, const hr_finish *finish) {
+    asked *a = ctx;
+    pthread_mutex_lock(&a->lock);
+    a->finish = *finish;
+    a->is_ended = true;
+    pthread_cond_signal(&a->ended);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void ask(asked *a, uint32_t index, uint32_t n_prompt, uint32_t max_new, const char *lora) {
+    memset(a, 0, sizeof *a);
+    snprintf(a->rid, sizeof a->rid, "r%u", index);
+    for (uint32_t i = 0; i < n_prompt; i++)
+        a->prompt[i] = (index * 31 + i * i * 7 + i) % TINY_VOCAB;
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->ended, NULL);
+    a->params = (hr_request_params){.rid = a->rid,
+                                    .input_ids = a->prompt,
+                                    .n_input_ids = n_prompt,
+                                    .sampling = hr_sampling_params_default(),
+                                    .lora_name = lora,
+                                    .return_logprob = true,
+                                    .logprob_start_len = 0,
+                                    .ctx = a,
+                                    .on_prompt_logprobs = on_prompt,
+                                    .on_token = on_token,
+                                    .on_finish = on_finish};
+    a->params.sampling.max_new_tokens = max_new;
+    a->params.sampling.temperature = index % 2 == 0 ? 0 : 1;
+    a->params.sampling.has_seed = true;
+    a->params.sampling.seed = index;
+}
+
+static void submit(hr_engine *engine, asked *a) {
+    hr_error err = {0};
+    if (hr_engine_submit(engine, &a->params, &err) != HR_OK)
+        fail_msg("%s", err.message);
+}
+
+static void wait_for(asked *a) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 60;
+    pthread_mutex_lock(&a->lock);
+    while (!a->is_ended)
+        assert_int_equal(pthread_cond_timedwait(&a->ended, &a->lock, &until), 0);
+    pthread_mutex_unlock(&a->lock);
+    pthread_cond_destroy(&a->ended);
+    pthread_mutex_destroy(&a->lock);
+}
+
+/* ---- engines ---- */
+
+static hr_engine_options options(void) {
+    return (hr_engine_options){.model_path = model_dir,
+                               .threads = 1,
+                               .enable_lora = true,
+                               .max_total_tokens = 4096,
+                               .max_running_requests = 16};
+}
+
+static hr_engine *open_engine(const hr_engine_options *o) {
+    hr_engine *engine = NULL;
+    hr_error err = {0};
+    if (hr_engine_create(o, &engine, &err) != HR_OK)
+        fail_msg("%s", err.message);
+    return engine;
+}
+
+static void load(hr_engine *engine, const char *name) {
+    hr_error err = {0};
+    if (hr_engine_load_adapter(engine, name, adapter_dir, false, &err) != HR_OK)
+        fail_msg("%s", err.message);
+}
+
+/* The crowd: prompts of many lengths, greedy and sampled, base and two adapters. */
+static void ask_crowd(asked *crowd) {
+    static const char *const names[] = {NULL, "x", "y"};
+    for (uint32_t i = 0; i < N_CROWD; i++)
+        ask(&crowd[i], i, 1 + i * 7 % 60, 60 + i, names[i % 3]);
+}
+
+static void run_crowd(hr_engine *engine, asked *crowd, bool together) {
+    ask_crowd(crowd);
+    for (uint32_t i = 0; i < N_CROWD; i++) {
+        submit(engine, &crowd[i]);
+        if (!together)
+            wait_for(&crowd[i]);
+    }
+    for (uint32_t i = 0; together && i < N_CROWD; i++)
+        wait_for(&crowd[i]);
+}
+
+static void assert_same(const asked *a, const asked *b) {
+    assert_int_equal(a->finish.type, HR_FINISH_LENGTH);
+    assert_int_equal(a->finish.type, b->finish.type);
+    assert_int_equal(a->n_tokens, a->params.sampling.max_new_tokens);
+    assert_int_equal(a->n_prompt_seen, a->params.n_input_ids);
+    assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+    assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
+    assert_memory_equal(a->prompt_logprobs, b->prompt_logprobs, sizeof a->prompt_logprobs);
+}
+
+/* ---- the promises ---- */
+
+static void batch_chunk_threads_and_retraction_change_no_bit(void **state) {
+    (void)state;
+    static asked alone[N_CROWD], crowd[N_CROWD];
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    load(engine, "y");
+    run_crowd(engine, alone, false);
+    run_crowd(engine, crowd, true);
+    for (uint32_t i = 0; i < N_CROWD; i++)
+        assert_same(&alone[i], &crowd[i]);
+    hr_engine_destroy(engine);
+
+    const uint32_t chunks[] = {1, 7, 33}, threads[] = {2, 1, 3};
+    for (int c = 0; c < 3; c++) {
+        o.chunked_prefill_size = chunks[c];
+        o.threads = threads[c];
+        o.max_total_tokens = 192; /* six pages: requests must give way to each other */
+        o.max_loras_per_batch = 2;
+        engine = open_engine(&o);
+        load(engine, "x");
+        load(engine, "y");
+        run_crowd(engine, crowd, true);
+        for (uint32_t i = 0; i < N_CROWD; i++)
+            assert_same(&alone[i], &crowd[i]);
+        uint32_t retractions = 0;
+        for (uint32_t i = 0; i < N_CROWD; i++)
+            retractions += crowd[i].finish.retractions;
+        assert_true(retractions > 0);
+        hr_engine_stats stats;
+        hr_engine_stats_get(engine, &stats);
+        assert_int_equal(stats.kv_pages_free, stats.kv_pages);
+        assert_int_equal(stats.leases, 0);
+        assert_int_equal(stats.requests_finished, N_CROWD);
+        hr_engine_destroy(engine);
+    }
+}
+
+static void a_generated_token_scores_the_same_bits(void **state) {
+    (void)state;
+    static asked made, scored;
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    for (uint32_t i = 0; i < 4; i++) { /* greedy and T = 1, base and adapter */
+        ask(&made, i, 9, 40, i < 2 ? NULL : "x");
+        submit(engine, &made);
+        wait_for(&made);
+        ask(&scored, 100, 9, 0, i < 2 ? NULL : "x");
+        memcpy(scored.prompt, made.prompt, sizeof scored.prompt);
+        memcpy(scored.prompt + 9, made.tokens, made.n_tokens * sizeof made.tokens[0]);
+        scored.params.n_input_ids = 49;
+        submit(engine, &scored);
+        wait_for(&scored);
+        assert_int_equal(scored.finish.type, HR_FINISH_LENGTH);
+        assert_int_equal(scored.n_tokens, 0);
+        assert_int_equal(scored.n_prompt_seen, 49);
+        assert_memory_equal(scored.prompt_logprobs + 9, made.logprobs, 40 * sizeof(float));
+    }
+    hr_engine_destroy(engine);
+}
+
+static void unload_takes_the_name_but_not_the_running_request(void **state) {
+    (void)state;
+    static asked before, during, after;
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    ask(&before, 0, 9, 100, "x");
+    submit(engine, &before);
+    wait_for(&before);
+    ask(&during, 0, 9, 100, "x");
+    submit(engine, &during);
+    hr_error err;
+    assert_int_equal(hr_engine_unload_adapter(engine, "x", &err), HR_OK);
+    ask(&after, 1, 9, 10, "x");
+    assert_int_equal(hr_engine_submit(engine, &after.params, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_non_null(strstr(err.message, "not loaded"));
+    assert_non_null(strstr(err.message, "never been loaded"));
+    wait_for(&during);
+    assert_memory_equal(before.tokens, during.tokens, sizeof before.tokens);
+    assert_memory_equal(before.logprobs, during.logprobs, sizeof before.logprobs);
+    ask(&after, 0, 9, 100, NULL);
+    submit(engine, &after);
+    wait_for(&after);
+    assert_memory_not_equal(before.logprobs, after.logprobs, sizeof before.logprobs);
+    hr_engine_destroy(engine);
+}
+
+static void a_long_request_can_be_aborted_and_drain_ends_the_rest(void **state) {
+    (void)state;
+    static asked a, b;
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    ask(&a, 0, 5, 100, NULL);
+    ask(&b, 1, 5, 100, NULL);
+    submit(engine, &a);
+    submit(engine, &b);
+    assert_false(hr_engine_abort(engine, "r")); /* exact names only */
+    assert_true(hr_engine_abort(engine, "r0"));
+    wait_for(&a);
+    hr_engine_drain(engine, 60000);
+    assert_true(b.is_ended);
+    assert_int_equal(b.finish.type, HR_FINISH_LENGTH);
+    assert_int_equal(b.n_tokens, 100);
+    assert_int_equal(a.finish.completion_tokens, a.n_tokens);
+    hr_error err;
+    assert_int_equal(hr_engine_submit(engine, &a.params, &err), HR_ERR_STOPPING);
+    hr_engine_destroy(engine);
+    wait_for(&b);
+}
+
+static void adapters_are_listed_and_refused_by_the_rules(void **state) {
+    (void)state;
+    hr_engine_options o = options();
+    o.max_loaded_loras = 2;
+    hr_engine *engine = open_engine(&o);
+    hr_error err;
+    assert_int_equal(hr_engine_load_adapter(engine, "bad:name", adapter_dir, false, &err),
+                     HR_ERR_INVALID);
+    assert_int_not_equal(hr_engine_load_adapter(engine, "x", "/no/such/adapter", false, &err),
+                         HR_OK);
+    assert_non_null(strstr(err.message, "LoRA adapter 'x'"));
+    load(engine, "x"); /* a failed load left the name free */
+    assert_int_equal(hr_engine_load_adapter(engine, "x", adapter_dir, false, &err),
+                     HR_ERR_ADAPTER_EXISTS);
+    load(engine, "y");
+    load(engine, "z"); /* x gives way */
+    hr_adapter_info *list = NULL;
+    size_t n = 0;
+    assert_int_equal(hr_engine_list_adapters(engine, &list, &n, &err), HR_OK);
+    assert_int_equal(n, 2);
+    assert_string_equal(list[0].name, "y");
+    assert_string_equal(list[1].name, "z");
+    assert_string_equal(list[1].path, adapter_dir);
+    assert_int_equal(list[1].rank, 5);
+    assert_true(list[1].id > list[0].id && list[1].bytes > 0);
+    free(list);
+    hr_engine_destroy(engine);
+
+    o.max_lora_rank = 4;
+    engine = open_engine(&o);
+    assert_int_equal(hr_engine_load_adapter(engine, "x", adapter_dir, false, &err),
+                     HR_ERR_ADAPTER_INCOMPATIBLE);
+    assert_non_null(strstr(err.message, "incompatible"));
+    assert_non_null(strstr(err.message, "--max-lora-rank"));
+    hr_engine_destroy(engine);
+
+    o.enable_lora = false;
+    engine = open_engine(&o);
+    assert_int_equal(hr_engine_load_adapter(engine, "x", adapter_dir, false, &err),
+                     HR_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "LoRA is not enabled"));
+    hr_engine_destroy(engine);
+}
+
+static void options_out_of_range_leave_nothing_behind(void **state) {
+    (void)state;
+    hr_engine *engine = NULL;
+    hr_error err;
+    hr_engine_options o = options();
+    o.mem_fraction_static = 1.5;
+    assert_int_equal(hr_engine_create(&o, &engine, &err), HR_ERR_INVALID);
+    assert_non_null(strstr(err.message, "--mem-fraction-static"));
+    o = options();
+    o.model_path = "/no/such/model";
+    assert_int_not_equal(hr_engine_create(&o, &engine, &err), HR_OK);
+    o = options();
+    o.mem_fraction_static = 1e-12; /* not even the weights */
+    assert_int_equal(hr_engine_create(&o, &engine, &err), HR_ERR_NO_MEMORY);
+    assert_non_null(strstr(err.message, "KV cache"));
+    assert_null(engine);
+}
+
+static void generation_ends_at_the_context_length(void **state) {
+    (void)state;
+    static asked a;
+    hr_engine_options o = options();
+    o.context_length = 40;
+    hr_engine *engine = open_engine(&o);
+    ask(&a, 0, 35, 100, NULL);
+    submit(engine, &a);
+    wait_for(&a);
+    assert_int_equal(a.finish.type, HR_FINISH_LENGTH);
+    assert_int_equal(a.n_tokens, 5);
+    hr_engine_destroy(engine);
+}
+
+int main(void) {
+    snprintf(work_dir, sizeof work_dir, "/tmp/headrace-engine-XXXXXX");
+    HR_ASSERT(mkdtemp(work_dir) != NULL);
+    tiny_model_write(work_dir);
+    snprintf(model_dir, sizeof model_dir, "%s/model", work_dir);
+    snprintf(adapter_dir, sizeof adapter_dir, "%s/adapter", work_dir);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batch_chunk_threads_and_retraction_change_no_bit),
+        cmocka_unit_test(a_generated_token_scores_the_same_bits),
+        cmocka_unit_test(unload_takes_the_name_but_not_the_running_request),
+        cmocka_unit_test(a_long_request_can_be_aborted_and_drain_ends_the_rest),
+        cmocka_unit_test(adapters_are_listed_and_refused_by_the_rules),
+        cmocka_unit_test(options_out_of_range_leave_nothing_behind),
+        cmocka_unit_test(generation_ends_at_the_context_length),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tiny_model_remove(work_dir);
+    return failed;
+}
