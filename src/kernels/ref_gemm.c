@@ -18,26 +18,25 @@ static void leaf(float acc[HR_PANEL], const float *x, const float *w, int n_inpu
         acc[lane] = acc[lane] + (even[lane] + odd[lane]);
 }
 
+/* Weights are unpacked once for all rows; each row's chain goes on in y. */
 static void gemm(hr_compute c, const hr_gemm_args *a) {
-    for (uint32_t row = 0; row < a->m; row++)
-        for (uint32_t panel = a->panel_begin; panel < a->panel_end; panel++) {
-            float *y = a->y + row * a->ldy + (size_t)panel * HR_PANEL;
-            float acc[HR_PANEL] = {0};
-            if (a->accumulate)
-                memcpy(acc, y, sizeof acc);
-            for (uint32_t begin = 0; begin < a->k; begin += HR_LEAF) {
-                float x[HR_LEAF], w[HR_LEAF * HR_PANEL];
-                for (uint32_t i = 0; i < HR_LEAF; i++) {
+    for (uint32_t panel = a->panel_begin; panel < a->panel_end; panel++) {
+        float *y = a->y + (size_t)panel * HR_PANEL;
+        for (uint32_t row = 0; row < a->m && !a->accumulate; row++)
+            memset(y + row * a->ldy, 0, HR_PANEL * sizeof *y);
+        for (uint32_t begin = 0; begin < a->k; begin += HR_LEAF) {
+            float x[HR_LEAF], w[HR_LEAF * HR_PANEL];
+            for (uint32_t i = 0; i < HR_LEAF * HR_PANEL; i++)
+                w[i] = ref_load(c, a->w,
+                                ref_packed_index(c, a->k, (size_t)panel * HR_PANEL + i % HR_PANEL,
+                                                 begin + i / HR_PANEL));
+            for (uint32_t row = 0; row < a->m; row++) {
+                for (uint32_t i = 0; i < HR_LEAF; i++)
                     x[i] = ref_load(c, a->x, row * a->ldx + begin + i);
-                    for (uint32_t lane = 0; lane < HR_PANEL; lane++)
-                        w[i * HR_PANEL + lane] = ref_load(
-                            c, a->w,
-                            ref_packed_index(c, a->k, (size_t)panel * HR_PANEL + lane, begin + i));
-                }
-                leaf(acc, x, w, HR_LEAF);
+                leaf(y + row * a->ldy, x, w, HR_LEAF);
             }
-            memcpy(y, acc, sizeof acc);
         }
+    }
 }
 
 void ref_gemm_bf16(const hr_gemm_args *a) {

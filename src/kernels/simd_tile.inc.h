@@ -6,8 +6,15 @@
  * the instruction set. */
 #include "kernels/kernels.h"
 
+#ifdef HR_KERNELS_SMALL_CODE /* unoptimised and sanitized builds: same steps, no specialised copies */
+#define HR_INLINE static
+#else
 #define HR_INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
+#endif
+#ifdef HR_KERNELS_SMALL_CODE
+#define HR_UNROLL
+#define HR_UNROLL_4
+#elif defined(__clang__)
 #define HR_UNROLL _Pragma("clang loop unroll(full)")
 #define HR_UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else

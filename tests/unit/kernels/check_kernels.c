@@ -11,6 +11,12 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -24,8 +30,7 @@ __attribute__((target("avx512f"))) static double fma_roof_avx512(void) {
     const long rounds = 4000000;
     double start = now();
     for (long r = 0; r < rounds; r++)
-        for (int i = 0; i < 16; i++)
-            a[i] = _mm512_fmadd_ps(a[i], b, c);
+        UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_fmadd_ps(a[i], b, c);
     double seconds = now() - start;
     volatile float sink = 0;
     for (int i = 0; i < 16; i++)
@@ -40,8 +45,7 @@ __attribute__((target("avx2,fma"))) static double fma_roof_avx2(void) {
     const long rounds = 4000000;
     double start = now();
     for (long r = 0; r < rounds; r++)
-        for (int i = 0; i < 12; i++)
-            a[i] = _mm256_fmadd_ps(a[i], b, c);
+        UNROLL for (int i = 0; i < 12; i++) a[i] = _mm256_fmadd_ps(a[i], b, c);
     double seconds = now() - start;
     volatile float sink = 0;
     for (int i = 0; i < 12; i++)
