@@ -64,7 +64,7 @@ typedef struct world {
     bool aborted[MAX_CASES], may_fail[MAX_CASES];
     uint32_t n_cases, n_ended;
     /* what the runs covered, over all worlds */
-    uint64_t *seen_retractions, *seen_finish;
+    uint64_t *seen_retractions, *seen_finish, *seen_half_scored;
 } world;
 
 static uint32_t roll(world *w, uint32_t n) {
@@ -96,7 +96,7 @@ static void world_open(world *w, uint64_t seed) {
         .limits = {.vocab_size = FAKE_VOCAB,
                    .context_length = CONTEXT,
                    .kv_tokens = n_pages * HR_KV_PAGE_TOKENS,
-                   .chunked_prefill_size = 1 + roll(w, 50),
+                   .chunked_prefill_size = 1 + roll(w, roll(w, 2) == 0 ? 4 : 50),
                    .eos_ids = eos,
                    .n_eos_ids = 1,
                    .enable_lora = true},
@@ -263,8 +263,11 @@ static void check_books(world *w) {
     assert_int_equal(n_owned + stats.kv_pages_free, w->config.n_pages);
     assert_true(n_distinct <= w->config.max_adapters);
     assert_true(stats.running <= w->config.max_running);
-    for (r = hr_scheduler_queue(w->scheduler); r != NULL; r = r->next, n_queued++)
+    for (r = hr_scheduler_queue(w->scheduler); r != NULL; r = r->next, n_queued++) {
         assert_true(r->n_pages == 0 && r->n_computed == 0);
+        *w->seen_half_scored += r->want_prompt && r->retractions > 0 && r->next_prompt_pos > 1 &&
+                                r->next_prompt_pos < r->n_prompt;
+    }
     assert_int_equal(n_queued, stats.queued);
     for (uint32_t i = 0; i < w->n_cases; i++)
         n_leases += w->live[i] != NULL && w->live[i]->lease.version != NULL;
@@ -353,13 +356,14 @@ static void end_all(world *w, bool kill) {
     assert_int_equal(w->n_ended, w->n_cases);
 }
 
-static uint64_t n_runs = 60, seen_retractions, seen_finish[8];
+static uint64_t n_runs = 60, seen_retractions, seen_finish[8], seen_half_scored;
 
 static void run_world(uint64_t seed, uint32_t n_actions, bool kill) {
     world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->seen_retractions = &seen_retractions;
     w->seen_finish = seen_finish;
+    w->seen_half_scored = &seen_half_scored;
     world_open(w, seed);
     for (uint32_t a = 0; a < n_actions; a++)
         act(w);
@@ -387,18 +391,25 @@ static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
         run_world(1000 + n_actions % 7, n_actions, true);
 }
 
-/* One request of adapter "b" among an endless stream of "a", with room for one adapter: it runs
- * soon. */
-static void no_adapter_starves(void **state) {
-    (void)state;
+/* ---- directed scenes ---- */
+
+/* A world with nothing in it, but this batch. */
+static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n_pages,
+                         uint32_t chunk) {
     world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->seen_retractions = &seen_retractions;
     w->seen_finish = seen_finish;
+    w->seen_half_scored = &seen_half_scored;
     world_open(w, 77);
     hr_scheduler_destroy(w->scheduler);
-    w->config.max_adapters = 1;
-    w->config.max_running = 4;
+    fake_model_free(&w->model);
+    fake_model_init(&w->model, n_pages, NULL);
+    w->config.n_pages = n_pages;
+    w->config.limits.kv_tokens = n_pages * HR_KV_PAGE_TOKENS;
+    w->config.limits.chunked_prefill_size = chunk;
+    w->config.max_adapters = max_adapters;
+    w->config.max_running = max_running;
     w->config.max_overtaken = 8;
     assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
     for (uint32_t n = 0; n < 2; n++) {
@@ -409,39 +420,79 @@ static void no_adapter_starves(void **state) {
         hr_adapter_payload payload = fake_lora_payload(n + 1);
         hr_adapter_store_publish(w->store, reservation, &payload);
     }
+    return w;
+}
+
+static void close_scene(world *w) {
+    end_all(w, false);
+    for (uint32_t i = 0; i < w->n_cases; i++)
+        check_case(w, i);
+    world_close(w);
+    free(w);
+}
+
+/* The next case: adapter 1 or 2 ("a" or "b"), greedy, to its full length. */
+static fake_case *submit_fixed(world *w, uint32_t n_prompt, uint32_t max_new, uint32_t adapter,
+                               bool score) {
+    uint32_t i = w->n_cases++;
+    fake_case *c = &w->cases[i];
+    c->params.sampling = hr_sampling_params_default();
+    c->params.sampling.temperature = 0;
+    c->params.sampling.max_new_tokens = max_new;
+    c->params.sampling.ignore_eos = true;
+    c->params.n_input_ids = n_prompt;
+    for (uint32_t p = 0; p < n_prompt; p++)
+        c->prompt[p] = (p * p + i + 1) % FAKE_VOCAB;
+    c->params.return_logprob = score;
+    c->adapter = adapter;
+    snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
+    c->params.rid = w->rids[i];
+    fake_case_record(c);
+    hr_adapter_lease lease;
+    assert_int_equal(hr_adapter_store_acquire(w->store, names[adapter - 1], &lease, NULL), HR_OK);
+    assert_int_equal(
+        hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &w->live[i], NULL), HR_OK);
+    hr_request_set_adapter(w->live[i], lease);
+    hr_scheduler_add(w->scheduler, w->live[i]);
+    return c;
+}
+
+/* One request of adapter "b" among an endless stream of "a", with room for one adapter: it runs
+ * soon. */
+static void no_adapter_starves(void **state) {
+    (void)state;
+    world *w = open_scene(4, 1, 16, 64);
     const uint32_t the_b = 5;
     uint32_t ended_before_b = 0;
     for (uint32_t i = 0; i < 40 || w->live[the_b] != NULL; i++) {
-        if (i < 40) {
-            fake_case *c = &w->cases[i];
-            c->params.sampling = hr_sampling_params_default();
-            c->params.sampling.max_new_tokens = 4;
-            c->params.sampling.ignore_eos = true;
-            c->params.n_input_ids = 3;
-            c->prompt[0] = 1;
-            snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
-            c->params.rid = w->rids[i];
-            fake_case_record(c);
-            hr_adapter_lease lease;
-            assert_int_equal(hr_adapter_store_acquire(w->store, names[i == the_b], &lease, NULL),
-                             HR_OK);
-            hr_request *r;
-            assert_int_equal(
-                hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &r, NULL), HR_OK);
-            hr_request_set_adapter(r, lease);
-            w->live[i] = r;
-            w->n_cases++;
-            hr_scheduler_add(w->scheduler, r);
-        }
+        if (i < 40)
+            submit_fixed(w, 3, 4, i == the_b ? 2 : 1, false);
         hr_scheduler_step(w->scheduler);
         check_books(w);
-        if (w->live[the_b] != NULL)
+        if (w->live[the_b] != NULL || i < the_b)
             ended_before_b = w->n_ended;
     }
     assert_true(ended_before_b <= the_b + w->config.max_overtaken);
-    end_all(w, false);
-    world_close(w);
-    free(w);
+    close_scene(w);
+}
+
+/* Two requests outgrow the cache while a third is half through scoring its prompt, one row a step.
+ */
+static void a_prompt_retracted_half_scored_is_delivered_once(void **state) {
+    (void)state;
+    world *w = open_scene(4, 2, 8, 1);
+    submit_fixed(w, 1, 110, 1, true);
+    submit_fixed(w, 1, 110, 2, true);
+    hr_scheduler_step(w->scheduler);
+    fake_case *scored = submit_fixed(w, 100, 0, 1, true);
+    uint64_t before = seen_half_scored;
+    while (w->live[2] != NULL) {
+        assert_true(hr_scheduler_step(w->scheduler));
+        check_books(w);
+    }
+    assert_true(seen_half_scored > before && scored->retractions > 0);
+    assert_int_equal(scored->n_prompt_seen, 100);
+    close_scene(w);
 }
 
 int main(int argc, char **argv) {
@@ -451,6 +502,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_request_ends_once_and_as_if_it_had_run_alone),
         cmocka_unit_test(stopping_at_any_moment_leaves_nothing_behind),
         cmocka_unit_test(no_adapter_starves),
+        cmocka_unit_test(a_prompt_retracted_half_scored_is_delivered_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
