@@ -25,7 +25,7 @@ typedef struct hr_engine_options {
     const char *isa;               /* NULL = fastest; "ref", "avx2", "avx512", "amx" */
     unsigned threads;              /* compute workers; 0 = min(affinity, cgroup quota) */
     uint32_t context_length;       /* 0 = the model's */
-    uint32_t max_running_requests; /* 0 = 64 */
+    uint32_t max_running_requests; /* 0 = 64; at most 4096 */
     uint32_t max_queued_requests;  /* 0 = 8192; over it hr_engine_submit says HR_ERR_BUSY */
     uint32_t chunked_prefill_size; /* most prompt rows of a step; 0 = 512 */
     uint64_t max_total_tokens;     /* KV positions; 0 = from the memory limit */
@@ -60,7 +60,8 @@ typedef struct hr_engine_info {
     const char *isa;       /* tier in use */
     const char *isa_note;  /* "" or why a faster tier was refused */
     const char *kv_source; /* what set the KV size: "available memory", "cgroup memory limit",
-                              "--max-total-tokens" */
+                              "--max-total-tokens" or "--max-running-requests x --context-length"
+                              (more is never needed) */
     unsigned threads;
     uint32_t vocab_size, context_length, max_running_requests, chunked_prefill_size;
     uint64_t max_total_tokens, kv_bytes, weight_bytes;
@@ -179,8 +180,8 @@ typedef struct hr_request_params {
 /* Validates, takes the adapter's lease and queues. On failure no callback is ever called. Refusals:
  * HR_ERR_INVALID (the message names the field), HR_ERR_ADAPTER_UNKNOWN ("not loaded" and "never
  * been loaded" stand in the text), HR_ERR_BUSY (queue full), HR_ERR_STOPPING. n_input_ids +
- * max_new_tokens may pass the context length: generation then ends with HR_FINISH_LENGTH there; a
- * prompt that leaves no room is refused. */
+ * max_new_tokens may pass the context length, or what the KV cache holds: generation then ends with
+ * HR_FINISH_LENGTH there; a prompt that leaves no room is refused. */
 hr_status hr_engine_submit(hr_engine *engine, const hr_request_params *params, hr_error *err);
 
 /* Validates only (also the adapter's presence), so that a batch is refused as a whole before any

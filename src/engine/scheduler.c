@@ -142,6 +142,10 @@ static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
     f.completion_tokens = r->n_ids - r->n_prompt;
     f.retractions = r->retractions;
     f.weight_version = s->c.weight_version;
+    f.adapter_id = r->adapter_id;
+    hr_version_span span = {s->c.weight_version, 0, f.completion_tokens};
+    f.spans = &span;
+    f.n_spans = f.completion_tokens > 0 ? 1 : 0;
     f.queue_ns = (r->admit_ns != 0 ? r->admit_ns : now) - r->submit_ns;
     f.first_token_ns = r->first_token_ns != 0 ? r->first_token_ns - r->submit_ns : 0;
     f.e2e_ns = now - r->submit_ns;
