@@ -110,12 +110,17 @@ def proof(case, reference, scores, prompt) -> list[Row]:
     ids = prompt + scores[name].ids
     layers = reference.lora_layers(name)
 
+    # Of a deep model the modules of three layers; a forward for each of hundreds would take minutes.
+    depth = reference.model.config.num_hidden_layers
+    some = [f"layers.{index}." for index in {0, depth // 2, depth - 1}]
     dropped = {}
     for layer_name, layer in layers:
+        if not any(part in layer_name for part in some):
+            continue
         with reference.scaled(name, 0.0, [layer]):
             dropped[layer_name] = difference(scores[name], prompt, reference.chosen(ids, name))
     least = min(dropped, key=dropped.get)
-    rows = [Row(case.name, f"fault seen: one of {len(layers)} deltas dropped", dropped[least], PROOF_BAR, False,
+    rows = [Row(case.name, f"fault seen: any one of {len(dropped)} deltas dropped", dropped[least], PROOF_BAR, False,
                 least.split("layers.")[-1])]
 
     with reference.scaled(name, 1.1, [layer for _, layer in layers]):
