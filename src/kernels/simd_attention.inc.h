@@ -22,6 +22,14 @@ HR_INLINE const char *page_at(const hr_attention_args *a, uint32_t position) {
     return a->kv + a->pages[position / HR_KV_PAGE_TOKENS] * a->page_stride;
 }
 
+/* Pages lie anywhere, so no hardware guesses the next one: keys and values are asked for a page
+ * ahead. */
+HR_INLINE void fetch_page(hr_compute c, const hr_attention_args *a, uint32_t position) {
+    const char *page = page_at(a, position);
+    for (size_t b = 0; b < hr_kv_slot_bytes(c, a->head_dim); b += 64)
+        v_prefetch(page + b);
+}
+
 /* Positions of the block that a line sees. */
 HR_INLINE uint32_t seen_in_block(const hr_attention_args *a, size_t line, uint32_t block) {
     uint32_t n = a->first_pos + (uint32_t)(line / a->n_heads) + 1;
@@ -116,10 +124,13 @@ HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size
     uint32_t seen[HR_TILE_ROWS] = {0};
     for (size_t i = 0; i < lines; i++)
         seen[i] = seen_in_block(a, group + line + i, block);
-    for (uint32_t at = 0; at < seen[lines - 1]; at += HR_KV_PAGE_TOKENS)
+    for (uint32_t at = 0; at < seen[lines - 1]; at += HR_KV_PAGE_TOKENS) {
+        if (line == 0 && at + HR_KV_PAGE_TOKENS < seen[lines - 1])
+            fetch_page(c, a, block + at + HR_KV_PAGE_TOKENS);
         tile_panels(c, LEAF, lines, PAGE_PANELS, st->q + line * st->padded, st->padded,
                     page_at(a, block + at), st->padded * HR_PANEL * hr_compute_bytes(c),
                     st->padded / HR_LEAF, st->scores + at, SCORE_STRIDE, true);
+    }
     float m_b[HR_TILE_ROWS] = {0}, l_b[HR_TILE_ROWS] = {0};
     for (size_t i = 0; i < lines; i++)
         softmax_line(c, st->scores + i * SCORE_STRIDE, seen[i], a->scale, &m_b[i], &l_b[i]);

@@ -456,6 +456,10 @@ static void a_tier_is_chosen_by_name_or_speed(void **state) {
         assert_int_equal(hr_kernels_select(fastest->name, &k, note, sizeof note, &err), HR_OK);
         assert_ptr_equal(k, fastest);
         assert_string_equal(note, "");
+        for (size_t j = 0; j < i; j++) { /* no tier stands in for another where it matters most */
+            assert_true(hr_kernels_tier(j)->gemm[HR_COMPUTE_BF16] != k->gemm[HR_COMPUTE_BF16]);
+            assert_string_not_equal(hr_kernels_tier(j)->name, k->name);
+        }
     }
     assert_int_equal(hr_kernels_select(NULL, &k, note, sizeof note, &err), HR_OK);
     assert_ptr_equal(k, fastest);
