@@ -2,6 +2,7 @@
  * or compare, so that every tier and every compiler gives the same bits. */
 #include "engine/sampler.h"
 
+#include <math.h>
 #include <string.h>
 
 uint64_t hr_sampler_mix(uint64_t value) {
@@ -84,47 +85,90 @@ typedef struct hr_cut {
     uint32_t id;
 } hr_cut;
 
+static bool is_kept(hr_cut cut, float value, uint32_t id) {
+    return value > cut.value || (value == cut.value && id <= cut.id);
+}
+
 static uint32_t block_len(uint32_t n, uint32_t block) {
     return n - block < HR_VOCAB_BLOCK ? n - block : HR_VOCAB_BLOCK;
 }
 
-/* Walks the ranked values until the mass before the next one passes top_p; returns how many are
- * kept, n when the walk did not get there. */
-static uint32_t nucleus(const hr_kernels *kernels, const float *values, uint32_t n, float max,
-                        double mass) {
+static hr_cut top_k_cut(const hr_kernels *kernels, uint32_t k, const float *x, uint32_t n_vocab,
+                        const hr_sampler_space *space, void *scratch) {
+    kernels->top_k(x, n_vocab, k, space->ranked_ids, space->ranked_values, scratch);
+    return (hr_cut){space->ranked_values[k - 1], space->ranked_ids[k - 1]};
+}
+
+/* Ranking the whole vocabulary to cut it at top_p would cost more than the rest of the draw. Ids
+ * are put into bins by their distance below the maximum, which keeps the order of values; the bin
+ * in which the mass passes top_p is found by sums, and only its ids are ranked. */
+enum { BINS = 4096, BINS_PER_NAT = 64 };
+
+static uint32_t bin_of(float max, float x) {
+    float distance = (max - x) * BINS_PER_NAT;
+    return distance < BINS - 1 ? (uint32_t)distance : BINS - 1;
+}
+
+static void sum_bins(const hr_kernels *kernels, const float *x, uint32_t n_vocab, float max,
+                     double *mass) {
     float e[HR_VOCAB_BLOCK];
-    double before = 0;
-    for (uint32_t block = 0; block < n; block += HR_VOCAB_BLOCK) {
-        uint32_t len = block_len(n, block);
-        kernels->exp_sub(values + block, max, len, e);
-        for (uint32_t i = 0; i < len; i++) {
-            if (before > mass)
-                return block + i;
-            before += e[i];
-        }
+    memset(mass, 0, BINS * sizeof *mass);
+    for (uint32_t block = 0; block < n_vocab; block += HR_VOCAB_BLOCK) {
+        uint32_t len = block_len(n_vocab, block);
+        kernels->exp_sub(x + block, max, len, e);
+        for (uint32_t i = 0; i < len; i++)
+            mass[bin_of(max, x[block + i])] += e[i];
     }
+}
+
+/* Copies the ids and values of one bin into space, in id order; returns how many. */
+static uint32_t gather_bin(const float *x, uint32_t n_vocab, float max, uint32_t bin,
+                           const hr_sampler_space *space) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        if (bin_of(max, x[i]) == bin) {
+            space->ids[n] = i;
+            space->values[n++] = x[i];
+        }
     return n;
 }
 
-/* Ranks only as many ids as the filters need. */
+static hr_cut top_p_cut(const hr_kernels *kernels, float top_p, const float *x, uint32_t n_vocab,
+                        hr_lse lse, const hr_sampler_space *space, void *scratch) {
+    double mass[BINS], before = 0;
+    float sum, e[HR_VOCAB_BLOCK];
+    kernels->exp_sub(&lse.log_sum, 0, 1, &sum);
+    double most = (double)top_p * sum;
+    sum_bins(kernels, x, n_vocab, lse.max, mass);
+    uint32_t bin = 0;
+    for (; bin < BINS - 1 && before + mass[bin] <= most; bin++)
+        before += mass[bin];
+    uint32_t n = gather_bin(x, n_vocab, lse.max, bin, space), last = 0;
+    if (n == 0) /* all of the mass, but for rounding, is before the last bin */
+        return (hr_cut){-INFINITY, 0};
+    kernels->top_k(space->values, n, n, space->ranked_ids, space->ranked_values, scratch);
+    for (uint32_t block = 0; block < n && before <= most; block += HR_VOCAB_BLOCK) {
+        uint32_t len = block_len(n, block);
+        kernels->exp_sub(space->ranked_values + block, lse.max, len, e);
+        for (uint32_t i = 0; i < len && before <= most; i++) {
+            last = block + i;
+            before += e[i];
+        }
+    }
+    return (hr_cut){space->ranked_values[last], space->ids[space->ranked_ids[last]]};
+}
+
+/* The stricter of top_k and top_p. */
 static hr_cut find_cut(const hr_kernels *kernels, const hr_sampler *s, const float *x,
                        uint32_t n_vocab, hr_lse lse, const hr_sampler_space *space, void *scratch) {
-    enum { FIRST_RANKED = 64, MORE_RANKED = 16 };
-    uint32_t most = s->top_k > 0 && s->top_k < n_vocab ? s->top_k : n_vocab;
-    uint32_t n = most, kept;
-    float sum;
-    kernels->exp_sub(&lse.log_sum, 0, 1, &sum);
-    double mass = (double)s->top_p * sum;
-    if (s->top_p < 1 && n > FIRST_RANKED)
-        n = FIRST_RANKED;
-    for (;;) {
-        kernels->top_k(x, n_vocab, n, space->ids, space->values, scratch);
-        kept = s->top_p < 1 ? nucleus(kernels, space->values, n, lse.max, mass) : n;
-        if (kept < n || n == most)
-            break;
-        n = n < most / MORE_RANKED ? n * MORE_RANKED : most;
+    hr_cut cut = {-INFINITY, 0};
+    if (s->top_k > 0 && s->top_k < n_vocab)
+        cut = top_k_cut(kernels, s->top_k, x, n_vocab, space, scratch);
+    if (s->top_p < 1) {
+        hr_cut other = top_p_cut(kernels, s->top_p, x, n_vocab, lse, space, scratch);
+        cut = is_kept(cut, other.value, other.id) ? other : cut;
     }
-    return (hr_cut){space->values[kept - 1], space->ids[kept - 1]};
+    return cut;
 }
 
 static double block_sum(const float *w, uint32_t n) {
@@ -143,20 +187,14 @@ static double block_sum(const float *w, uint32_t n) {
 
 /* Writes the weights of the draw, [n_vocab], and returns their sum. */
 static double make_weights(const hr_kernels *kernels, const hr_sampler *s, const float *x,
-                           uint32_t n_vocab, float max, const hr_cut *cut, float *weights) {
+                           uint32_t n_vocab, float max, hr_cut cut, float *weights) {
     double total = 0;
     kernels->exp_sub(x, max, n_vocab, weights);
     for (uint32_t block = 0; block < n_vocab; block += HR_VOCAB_BLOCK) {
         uint32_t len = block_len(n_vocab, block);
         float *w = weights + block;
-        for (uint32_t i = 0; i < len; i++) {
-            bool kept = w[i] >= s->min_p;
-            if (cut != NULL) {
-                float v = x[block + i];
-                kept = kept && (v > cut->value || (v == cut->value && block + i <= cut->id));
-            }
-            w[i] = kept ? w[i] : 0;
-        }
+        for (uint32_t i = 0; i < len; i++)
+            w[i] = w[i] >= s->min_p && is_kept(cut, x[block + i], block + i) ? w[i] : 0;
         total += block_sum(w, len);
     }
     return total;
@@ -203,12 +241,8 @@ void hr_sampler_draw(const hr_kernels *kernels, const hr_sampler *sampler, float
         return;
     }
     hr_lse lse = kernels->lse(x, n_vocab);
-    bool ranked = sampler->top_p < 1 || (sampler->top_k > 0 && sampler->top_k < n_vocab);
-    hr_cut cut = {0};
-    if (ranked)
-        cut = find_cut(kernels, sampler, x, n_vocab, lse, space, scratch);
-    double total =
-        make_weights(kernels, sampler, x, n_vocab, lse.max, ranked ? &cut : NULL, space->values);
+    hr_cut cut = find_cut(kernels, sampler, x, n_vocab, lse, space, scratch);
+    double total = make_weights(kernels, sampler, x, n_vocab, lse.max, cut, space->values);
     result->token =
         pick(space->values, n_vocab, hr_sampler_uniform(sampler->seed, position) * total);
     if (wish->any)

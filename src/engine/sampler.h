@@ -69,10 +69,13 @@ typedef struct hr_row_result {
     float *ids_logprobs;
 } hr_row_result;
 
-/* Room of one worker for ranked ids and weights: [n_vocab] each. */
+/* Room of one worker, [n_vocab] each: ids and values picked out, the same ranked; values also hold
+ * the weights of the draw. */
 typedef struct hr_sampler_space {
     uint32_t *ids;
     float *values;
+    uint32_t *ranked_ids;
+    float *ranked_values;
 } hr_sampler_space;
 
 /* Logprobs of token given at T = 1 without penalties; logits are left as they are. scratch:

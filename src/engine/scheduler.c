@@ -15,6 +15,22 @@ struct hr_scheduler {
     hr_scheduler_stats stats; /* the counters that only grow */
 };
 
+static bool space_create(hr_sampler_space *space, uint32_t n_vocab, const hr_alloc *alloc) {
+    space->ids = hr_alloc_array(alloc, n_vocab, sizeof *space->ids);
+    space->values = hr_alloc_array(alloc, n_vocab, sizeof *space->values);
+    space->ranked_ids = hr_alloc_array(alloc, n_vocab, sizeof *space->ranked_ids);
+    space->ranked_values = hr_alloc_array(alloc, n_vocab, sizeof *space->ranked_values);
+    return space->ids != NULL && space->values != NULL && space->ranked_ids != NULL &&
+           space->ranked_values != NULL;
+}
+
+static void space_destroy(hr_sampler_space *space, const hr_alloc *alloc) {
+    hr_alloc_free(alloc, space->ids);
+    hr_alloc_free(alloc, space->values);
+    hr_alloc_free(alloc, space->ranked_ids);
+    hr_alloc_free(alloc, space->ranked_values);
+}
+
 hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **out,
                               hr_error *err) {
     const hr_alloc *alloc = &config->alloc;
@@ -34,11 +50,8 @@ hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **
     s->running = hr_alloc_array(alloc, config->max_running, sizeof(hr_request *));
     s->spaces = hr_alloc_array(alloc, config->n_workers, sizeof *s->spaces);
     bool ok = s->running != NULL && s->spaces != NULL;
-    for (uint32_t w = 0; ok && w < config->n_workers; w++) {
-        s->spaces[w].ids = hr_alloc_array(alloc, config->limits.vocab_size, sizeof(uint32_t));
-        s->spaces[w].values = hr_alloc_array(alloc, config->limits.vocab_size, sizeof(float));
-        ok = s->spaces[w].ids != NULL && s->spaces[w].values != NULL;
-    }
+    for (uint32_t w = 0; ok && w < config->n_workers; w++)
+        ok = space_create(&s->spaces[w], config->limits.vocab_size, alloc);
     if (!ok) {
         status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a scheduler of %u requests",
                          config->max_running);
@@ -57,10 +70,8 @@ void hr_scheduler_destroy(hr_scheduler *s) {
         return;
     HR_ASSERT(s->n_running == 0 && s->n_queued == 0);
     hr_alloc alloc = s->c.alloc;
-    for (uint32_t w = 0; s->spaces != NULL && w < s->c.n_workers; w++) {
-        hr_alloc_free(&alloc, s->spaces[w].ids);
-        hr_alloc_free(&alloc, s->spaces[w].values);
-    }
+    for (uint32_t w = 0; s->spaces != NULL && w < s->c.n_workers; w++)
+        space_destroy(&s->spaces[w], &alloc);
     hr_alloc_free(&alloc, s->spaces);
     hr_alloc_free(&alloc, s->running);
     hr_plan_destroy(&s->plan, &alloc);

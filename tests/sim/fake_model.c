@@ -187,9 +187,9 @@ static void oracle_end(fake_case *alone, hr_finish_type type) {
 /* Generates from a request object made as the engine makes it: its sampler, its wishes. */
 static void oracle_generate(const fake_case *c, hr_request *r, uint64_t hash,
                             const hr_request_limits *limits, fake_case *alone, void *scratch) {
-    float logits[FAKE_VOCAB], values[FAKE_VOCAB];
-    uint32_t ids[FAKE_VOCAB];
-    hr_sampler_space space = {ids, values};
+    float logits[FAKE_VOCAB], values[2][FAKE_VOCAB];
+    uint32_t ids[2][FAKE_VOCAB];
+    hr_sampler_space space = {ids[0], values[0], ids[1], values[1]};
     while (!alone->finished) {
         hr_row_result *result = &r->results[r->result_rows];
         logits_of(hash, c->prompt[0] == FAKE_POISON, logits);

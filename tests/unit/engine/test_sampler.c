@@ -21,9 +21,10 @@ enum { MAX_VOCAB = 3000, N_DRAWS = 30000 };
 
 static const hr_kernels *kernels;
 static void *scratch;
-static uint32_t space_ids[MAX_VOCAB];
-static float space_values[MAX_VOCAB];
-static const hr_sampler_space space = {space_ids, space_values};
+static uint32_t space_ids[2][MAX_VOCAB];
+static float space_values[2][MAX_VOCAB];
+static const hr_sampler_space space = {space_ids[0], space_values[0], space_ids[1],
+                                       space_values[1]};
 static const hr_logprob_wish only_token = {.any = true}, nothing = {0};
 
 static hr_sampler plain(void) {
@@ -146,10 +147,28 @@ static void a_flat_distribution_over_many_blocks_is_drawn_right(void **state) {
     make_logits(2, 2100, 1, logits);
     hr_sampler s = plain();
     assert_distribution(&s, logits, 2100);
-    s.top_p = 0.8f; /* more ids than are ranked at first */
+    s.top_p = 0.8f;
     assert_distribution(&s, logits, 2100);
     s.top_k = 1500;
     assert_distribution(&s, logits, 2100);
+}
+
+/* Every id in one bin, and ids so far below the best that they share the last bin. */
+static void top_p_cuts_right_where_its_bins_are_crowded(void **state) {
+    (void)state;
+    static float logits[MAX_VOCAB];
+    for (uint32_t i = 0; i < 1000; i++)
+        logits[i] = (float)(i % 10) * 1e-4f;
+    hr_sampler s = plain();
+    s.top_p = 0.05f;
+    assert_distribution(&s, logits, 1000);
+    for (uint32_t i = 0; i < 1000; i++)
+        logits[i] = i == 500 ? 0 : -100 - (float)i;
+    s.top_p = 0.999f;
+    assert_distribution(&s, logits, 1000);
+    for (uint32_t i = 0; i < 1000; i++)
+        logits[i] = -(float)i / 16;
+    assert_distribution(&s, logits, 1000);
 }
 
 static void a_broken_sampler_would_be_seen(void **state) {
@@ -397,6 +416,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_filter_draws_from_its_distribution),
         cmocka_unit_test(a_flat_distribution_over_many_blocks_is_drawn_right),
+        cmocka_unit_test(top_p_cuts_right_where_its_bins_are_crowded),
         cmocka_unit_test(a_broken_sampler_would_be_seen),
         cmocka_unit_test(ties_go_to_the_lowest_id),
         cmocka_unit_test(the_narrowest_filters_leave_the_best_id),
