@@ -68,7 +68,7 @@ enum { BUFFER = 256 << 20, N = 4096, K = 1024, MAX_M = 256, VOCAB = 49152 };
 __attribute__((target("avx2"))) static double stream_roof(const char *buffer) {
     const size_t part = (size_t)N * K * 2;
     double best = 0;
-    for (size_t at = 0; at < 4 * (size_t)BUFFER; at += part) {
+    for (size_t at = 0; at < 32 * (size_t)BUFFER; at += part) {
         const char *p = buffer + at % BUFFER;
         __m256i sum[4] = {_mm256_setzero_si256()};
         double start = now();
