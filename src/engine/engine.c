@@ -263,6 +263,20 @@ void hr_engine_abort_all(hr_engine *e) {
     hr_loop_abort_all(e->loop);
 }
 
+/* ---- control ---- */
+
+hr_status hr_engine_pause(hr_engine *e, hr_pause_mode mode, uint64_t timeout_ms, hr_error *err) {
+    return hr_loop_pause(e->loop, mode, timeout_ms, err);
+}
+
+void hr_engine_continue(hr_engine *e) {
+    hr_loop_continue(e->loop);
+}
+
+hr_status hr_engine_flush_cache(hr_engine *e, uint64_t timeout_ms, hr_error *err) {
+    return hr_loop_flush_cache(e->loop, timeout_ms, err);
+}
+
 /* ---- adapters ---- */
 
 static void destroy_lora(void *data) {
@@ -285,11 +299,9 @@ static hr_status check_rank(const hr_engine *e, const hr_lora *lora, hr_error *e
                    rank, most);
 }
 
-hr_status hr_engine_load_adapter(hr_engine *e, const char *name, const char *path, bool pinned,
-                                 hr_error *err) {
-    HR_TRY(check_lora_enabled(e, err));
-    hr_adapter_reservation *reservation = NULL;
-    HR_TRY(hr_adapter_store_reserve(e->store, name, path, pinned, &reservation, err));
+/* Reads the adapter of a reservation and publishes it; a failure gives the reservation back. */
+static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation, const char *path,
+                               hr_error *err) {
     hr_lora *lora = NULL;
     hr_status status = hr_lora_load(e->model, path, &lora, err);
     if (status == HR_OK)
@@ -297,11 +309,38 @@ hr_status hr_engine_load_adapter(hr_engine *e, const char *name, const char *pat
     if (status != HR_OK) {
         hr_lora_destroy(lora);
         hr_adapter_store_cancel(e->store, reservation);
-        return hr_fail_context(err, status, "LoRA adapter '%s'", name);
+        return status;
     }
     hr_adapter_payload payload = {lora, destroy_lora, hr_lora_bytes(lora), hr_lora_max_rank(lora)};
-    hr_adapter_store_publish(e->store, reservation, &payload);
+    if (hr_adapter_store_publish(e->store, reservation, &payload) == 0)
+        return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "it was unloaded while it was being loaded");
     return HR_OK;
+}
+
+hr_status hr_engine_load_adapter(hr_engine *e, const char *name, const char *path, bool pinned,
+                                 hr_error *err) {
+    HR_TRY(check_lora_enabled(e, err));
+    hr_adapter_reservation *reservation = NULL;
+    HR_TRY(hr_adapter_store_reserve(e->store, name, path, pinned, &reservation, err));
+    hr_status status = load_reserved(e, reservation, path, err);
+    return status == HR_OK ? HR_OK : hr_fail_context(err, status, "LoRA adapter '%s'", name);
+}
+
+hr_adapter_state hr_engine_adapter_state(hr_engine *e, const char *name) {
+    return hr_adapter_store_state(e->store, name);
+}
+
+hr_status hr_engine_ensure_adapter(hr_engine *e, const char *name, hr_error *err) {
+    HR_TRY(check_lora_enabled(e, err));
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    HR_TRY(hr_adapter_store_recall(e->store, name, path, &reservation, err));
+    if (reservation == NULL)
+        return HR_OK;
+    hr_status status = load_reserved(e, reservation, path, err);
+    return status == HR_OK
+               ? HR_OK
+               : hr_fail_context(err, status, "Failed to implicitly load LoRA adapter %s", name);
 }
 
 hr_status hr_engine_unload_adapter(hr_engine *e, const char *name, hr_error *err) {

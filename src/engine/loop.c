@@ -15,11 +15,16 @@ struct hr_loop {
     pthread_t thread;
 
     pthread_mutex_t lock; /* all below */
-    pthread_cond_t work;  /* inbox, reap or quit */
-    pthread_cond_t idle;  /* unfinished fell to 0 */
+    pthread_cond_t work;  /* something for the thread to do */
+    pthread_cond_t done;  /* unfinished fell to 0, an order is carried out, or the cache is empty */
     hr_request *inbox_head, *inbox_tail;
     bool reap, stopping, quit;
-    hr_request **rids; /* [n_buckets], live requests */
+    bool paused;                  /* no step begins */
+    bool retract;                 /* order: running requests go back to the queue */
+    uint64_t orders, orders_done; /* the thread has stood between two steps after each of these */
+    uint32_t flush_callers;       /* waiting for the cache to be emptied */
+    uint64_t flushes;             /* how often it was */
+    hr_request **rids;            /* [n_buckets], live requests */
     size_t n_buckets;
     uint32_t live;       /* accepted and not ended */
     uint32_t unfinished; /* accepted and on_finish has not returned */
@@ -76,36 +81,80 @@ static void end_request(void *self, hr_request *r, const hr_finish *finish) {
 
     pthread_mutex_lock(&loop->lock);
     if (--loop->unfinished == 0)
-        pthread_cond_broadcast(&loop->idle);
+        pthread_cond_broadcast(&loop->done);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* What the thread takes out of the lock at a time. */
+typedef struct hr_loop_turn {
+    hr_request *inbox;
+    bool reap, retract, flush, step, quit;
+    uint64_t orders;
+} hr_loop_turn;
+
+/* Inside the lock. Running requests hold pages of the cache; waiting ones are about to, unless
+ * paused. */
+static bool may_flush(const hr_loop *loop) {
+    hr_scheduler_stats now = hr_scheduler_stats_of(loop->scheduler);
+    return now.running == 0 && (loop->paused || (now.queued == 0 && loop->inbox_head == NULL));
+}
+
+static bool has_turn(const hr_loop *loop) {
+    return loop->inbox_head != NULL || loop->reap || loop->quit ||
+           loop->orders != loop->orders_done || (loop->flush_callers > 0 && may_flush(loop)) ||
+           (!loop->paused && hr_scheduler_has_work(loop->scheduler));
+}
+
+static hr_loop_turn take_turn(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
+    while (!has_turn(loop))
+        pthread_cond_wait(&loop->work, &loop->lock);
+    hr_loop_turn turn = {.inbox = loop->inbox_head,
+                         .reap = loop->reap,
+                         .retract = loop->retract,
+                         .flush = loop->flush_callers > 0,
+                         .step = !loop->paused,
+                         .quit = loop->quit,
+                         .orders = loop->orders};
+    loop->inbox_head = loop->inbox_tail = NULL;
+    loop->reap = loop->retract = false;
+    pthread_mutex_unlock(&loop->lock);
+    return turn;
+}
+
+/* The thread stands between two steps and has done what was ordered. */
+static void report_orders(hr_loop *loop, uint64_t orders) {
+    pthread_mutex_lock(&loop->lock);
+    if (loop->flush_callers > 0 && may_flush(loop)) {
+        hr_scheduler_flush_cache(loop->scheduler);
+        loop->flushes++;
+    }
+    loop->orders_done = orders;
+    loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
+    pthread_cond_broadcast(&loop->done);
     pthread_mutex_unlock(&loop->lock);
 }
 
 static void *loop_main(void *arg) {
     hr_loop *loop = arg;
-    bool quit = false;
-    while (!quit) {
-        pthread_mutex_lock(&loop->lock);
-        loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
-        while (loop->inbox_head == NULL && !loop->reap && !loop->quit &&
-               !hr_scheduler_has_work(loop->scheduler))
-            pthread_cond_wait(&loop->work, &loop->lock);
-        hr_request *inbox = loop->inbox_head;
-        loop->inbox_head = loop->inbox_tail = NULL;
-        bool reap = loop->reap;
-        loop->reap = false;
-        quit = loop->quit;
-        pthread_mutex_unlock(&loop->lock);
-
-        while (inbox != NULL) {
-            hr_request *r = inbox;
-            inbox = r->next;
+    hr_loop_turn turn;
+    do {
+        turn = take_turn(loop);
+        while (turn.inbox != NULL) {
+            hr_request *r = turn.inbox;
+            turn.inbox = r->next;
             hr_scheduler_add(loop->scheduler, r);
         }
-        if (reap)
+        if (turn.reap)
             hr_scheduler_reap(loop->scheduler);
-        if (hr_scheduler_has_work(loop->scheduler))
+        if (turn.retract)
+            hr_scheduler_retract_all(loop->scheduler);
+        if (turn.flush || turn.orders != loop->orders_done)
+            report_orders(loop, turn.orders);
+        if (turn.step && hr_scheduler_has_work(loop->scheduler))
             hr_scheduler_step(loop->scheduler);
-    }
+    } while (!turn.quit);
     return NULL;
 }
 
@@ -150,7 +199,7 @@ hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&loop->idle, &monotonic);
+    pthread_cond_init(&loop->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
     int rc = pthread_create(&loop->thread, NULL, loop_main, loop);
     if (rc != 0) {
@@ -163,7 +212,7 @@ hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *
     return HR_OK;
 
 free_scheduler:
-    pthread_cond_destroy(&loop->idle);
+    pthread_cond_destroy(&loop->done);
     pthread_cond_destroy(&loop->work);
     pthread_mutex_destroy(&loop->lock);
     hr_scheduler_destroy(loop->scheduler);
@@ -183,7 +232,7 @@ void hr_loop_destroy(hr_loop *loop) {
     pthread_cond_signal(&loop->work);
     pthread_mutex_unlock(&loop->lock);
     pthread_join(loop->thread, NULL);
-    pthread_cond_destroy(&loop->idle);
+    pthread_cond_destroy(&loop->done);
     pthread_cond_destroy(&loop->work);
     pthread_mutex_destroy(&loop->lock);
     hr_scheduler_destroy(loop->scheduler);
@@ -301,8 +350,9 @@ void hr_loop_abort_all(hr_loop *loop) {
     pthread_mutex_unlock(&loop->lock);
 }
 
-/* Inside the lock: waits until no request is unfinished, at most ms; false when some are left. */
-static bool wait_idle(hr_loop *loop, uint64_t ms) {
+/* ---- waiting: every wait has a deadline ---- */
+
+static struct timespec after_ms(uint64_t ms) {
     const uint64_t most_ms = 366ull * 86400 * 1000; /* keeps the sum below in range */
     ms = ms < most_ms ? ms : most_ms;
     struct timespec until;
@@ -313,16 +363,28 @@ static bool wait_idle(hr_loop *loop, uint64_t ms) {
         until.tv_sec++;
         until.tv_nsec -= 1000000000;
     }
+    return until;
+}
+
+/* Inside the lock: waits for the next change; false when the deadline has passed. */
+static bool wait_done(hr_loop *loop, const struct timespec *until) {
+    return pthread_cond_timedwait(&loop->done, &loop->lock, until) != ETIMEDOUT;
+}
+
+/* Inside the lock: waits until no request is unfinished, at most ms; false when some are left. */
+static bool wait_idle(hr_loop *loop, uint64_t ms) {
+    struct timespec until = after_ms(ms);
     while (loop->unfinished > 0)
-        if (pthread_cond_timedwait(&loop->idle, &loop->lock, &until) == ETIMEDOUT)
+        if (!wait_done(loop, &until))
             return loop->unfinished == 0;
     return true;
 }
 
+/* What is frozen by a pause cannot finish, so a paused loop does not wait for it. */
 void hr_loop_drain(hr_loop *loop, uint64_t drain_ms) {
     pthread_mutex_lock(&loop->lock);
     loop->stopping = true;
-    if (!wait_idle(loop, drain_ms)) {
+    if (!wait_idle(loop, loop->paused ? 0 : drain_ms)) {
         ask_ending_of_all(loop, HR_ENDING_STOP);
         while (!wait_idle(loop, 10000))
             hr_log(HR_LOG_WARN,
@@ -330,6 +392,70 @@ void hr_loop_drain(hr_loop *loop, uint64_t drain_ms) {
                    loop->unfinished);
     }
     pthread_mutex_unlock(&loop->lock);
+}
+
+/* ---- control ---- */
+
+/* Inside the lock: has the thread look at the orders; returns what orders_done must reach. */
+static uint64_t give_order(hr_loop *loop) {
+    pthread_cond_signal(&loop->work);
+    return ++loop->orders;
+}
+
+static hr_status wait_order(hr_loop *loop, uint64_t order, uint64_t timeout_ms, hr_error *err) {
+    struct timespec until = after_ms(timeout_ms);
+    while (loop->orders_done < order)
+        if (!wait_done(loop, &until) && loop->orders_done < order)
+            return hr_fail(err, HR_ERR_TIMEOUT,
+                           "the scheduler's step did not end within %llu ms (%u requests run)",
+                           (unsigned long long)timeout_ms, loop->scheduled.running);
+    return HR_OK;
+}
+
+hr_status hr_loop_pause(hr_loop *loop, hr_pause_mode mode, uint64_t timeout_ms, hr_error *err) {
+    hr_status status = HR_OK;
+    pthread_mutex_lock(&loop->lock);
+    if (loop->stopping) {
+        status = hr_fail(err, HR_ERR_STOPPING, "the engine is stopping and cannot be paused");
+    } else {
+        loop->paused = true;
+        loop->retract |= mode == HR_PAUSE_RETRACT;
+        if (mode == HR_PAUSE_ABORT)
+            ask_ending_of_all(loop, HR_ENDING_ABORT);
+        status = wait_order(loop, give_order(loop), timeout_ms, err);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return status;
+}
+
+void hr_loop_continue(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    loop->paused = false;
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err) {
+    hr_status status = HR_OK;
+    struct timespec until = after_ms(timeout_ms);
+    pthread_mutex_lock(&loop->lock);
+    loop->flush_callers++;
+    uint64_t before = loop->flushes, order = give_order(loop);
+    bool in_time = true;
+    while (loop->flushes == before && in_time)
+        in_time = wait_done(loop, &until);
+    if (loop->flushes == before) /* a timeout of 0 too is for requests, not for the thread */
+        status = wait_order(loop, order, HR_LOOP_STEP_MS, err);
+    loop->flush_callers--;
+    if (status == HR_OK && loop->flushes == before)
+        status =
+            hr_fail(err, HR_ERR_BUSY, "the cache is not flushed: %u requests run and %u wait%s",
+                    loop->scheduled.running, loop->live - loop->scheduled.running,
+                    loop->paused ? " while generation is paused in place; pause with mode "
+                                   "retract or abort"
+                                 : "; wait for them, abort them or pause");
+    pthread_mutex_unlock(&loop->lock);
+    return status;
 }
 
 /* ---- counters ---- */
@@ -342,6 +468,9 @@ void hr_loop_stats_get(hr_loop *loop, hr_engine_stats *out) {
     *out = (hr_engine_stats){
         .running = s->running,
         .queued = loop->live - s->running,
+        .paused = loop->paused,
+        .kv_pages_cached = s->kv_pages_cached,
+        .cached_prompt_tokens = s->cached_prompt_tokens,
         .leases = store.leases_acquired - store.leases_released,
         .leases_acquired = store.leases_acquired,
         .leases_released = store.leases_released,

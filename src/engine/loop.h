@@ -9,6 +9,9 @@
 
 #include "engine/scheduler.h"
 
+/* No step takes longer; who waits for a step boundary longer than this gives up. */
+enum { HR_LOOP_STEP_MS = 60000 };
+
 typedef struct hr_loop hr_loop;
 
 typedef struct hr_loop_config {
@@ -27,6 +30,9 @@ hr_status hr_loop_check(hr_loop *loop, const hr_request_params *params, hr_error
 bool hr_loop_abort(hr_loop *loop, const char *rid);
 void hr_loop_abort_all(hr_loop *loop);
 void hr_loop_drain(hr_loop *loop, uint64_t drain_ms);
+hr_status hr_loop_pause(hr_loop *loop, hr_pause_mode mode, uint64_t timeout_ms, hr_error *err);
+void hr_loop_continue(hr_loop *loop);
+hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err);
 
 /* A snapshot in which requests_started = finished + aborted + running + queued. */
 void hr_loop_stats_get(hr_loop *loop, hr_engine_stats *out);

@@ -260,6 +260,15 @@ static void retract(hr_scheduler *s, hr_request *r) {
     queue_push_front(s, r);
 }
 
+void hr_scheduler_retract_all(hr_scheduler *s) {
+    while (s->n_running > 0)
+        retract(s, youngest_running(s));
+}
+
+void hr_scheduler_flush_cache(hr_scheduler *s) {
+    HR_ASSERT(s->n_running == 0);
+}
+
 /* Every running request gets the page its last id needs; terminates because each round takes a page
  * or shrinks the running set, and one request alone always fits (hr_request_max_ids). */
 static void secure_pages(hr_scheduler *s) {

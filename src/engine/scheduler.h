@@ -53,7 +53,8 @@ typedef struct hr_scheduler_config {
 typedef struct hr_scheduler_stats {
     uint32_t running, queued;
     uint32_t kv_pages, kv_pages_free;
-    uint64_t steps, prompt_tokens, generated_tokens, retractions;
+    uint32_t kv_pages_cached; /* held by the prefix cache alone */
+    uint64_t steps, prompt_tokens, cached_prompt_tokens, generated_tokens, retractions;
 } hr_scheduler_stats;
 
 typedef struct hr_scheduler hr_scheduler;
@@ -67,6 +68,13 @@ void hr_scheduler_add(hr_scheduler *scheduler, hr_request *request);
 
 /* Ends every request whose ending is asked for. */
 void hr_scheduler_reap(hr_scheduler *scheduler);
+
+/* Every running request goes back to the queue, in order of arrival; its pages stay in the prefix
+ * cache as long as nobody needs them. */
+void hr_scheduler_retract_all(hr_scheduler *scheduler);
+
+/* Empties the prefix cache. No request may be running. */
+void hr_scheduler_flush_cache(hr_scheduler *scheduler);
 
 /* Admits what fits and computes one step; false when there was nothing to do. */
 bool hr_scheduler_step(hr_scheduler *scheduler);

@@ -5,11 +5,25 @@
 
 #include "base/buf.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 
-/* Names that were evicted and not loaded again since: only for the wording of a refusal. */
-enum { REMEMBERED_EVICTIONS = 64 };
+/* Evicted names whose path is remembered; over it the ones that gave way first are forgotten. A
+ * trainer that never unloads leaves one name a step behind. */
+enum { MAX_EVICTED = 1024 };
+
+/* How long one load of a name may keep others that want the same name waiting. */
+enum { LOAD_WAIT_S = 120 };
+
+/* A name that gave way and where it can be read again. Made with the version, so that eviction
+ * needs no memory. */
+typedef struct evicted_name {
+    struct evicted_name *next;
+    const char *path; /* into text */
+    char name[];      /* the name, then the path */
+} evicted_name;
 
 struct hr_adapter_version {
     hr_adapter_version *next; /* published, in load order */
@@ -17,12 +31,15 @@ struct hr_adapter_version {
     uint64_t id, leases;
     uint64_t last_use; /* store clock: raised by every acquire and publish */
     bool pinned, published;
+    evicted_name *memory; /* NULL once it is in the catalogue */
     hr_adapter_payload payload;
 };
 
 struct hr_adapter_reservation {
     hr_adapter_reservation *next;
     hr_adapter_version *version; /* complete but for id and payload, so that publish cannot fail */
+    bool recalled;               /* of an evicted name: an unload while it loads revokes it */
+    bool revoked;
 };
 
 struct hr_adapter_store {
@@ -31,9 +48,10 @@ struct hr_adapter_store {
     pthread_mutex_t lock; /* all below */
     hr_adapter_version *published;
     hr_adapter_reservation *reserved;
+    pthread_cond_t load_ended; /* a reservation is gone */
     uint64_t next_id, uses;
-    char evicted[REMEMBERED_EVICTIONS][HR_ADAPTER_NAME_MAX + 1];
-    uint32_t next_evicted;
+    evicted_name *evicted; /* the catalogue, in the order in which they gave way */
+    uint32_t n_evicted;
     hr_adapter_store_stats stats;
 };
 
@@ -46,6 +64,11 @@ hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const h
     store->limits = *limits;
     store->next_id = 1;
     pthread_mutex_init(&store->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&store->load_ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     *out = store;
     return HR_OK;
 }
@@ -55,6 +78,7 @@ static void version_free(hr_adapter_store *store, hr_adapter_version *version) {
         return;
     if (version->payload.destroy != NULL)
         version->payload.destroy(version->payload.data);
+    hr_alloc_free(&store->alloc, version->memory);
     hr_alloc_free(&store->alloc, version->name);
     hr_alloc_free(&store->alloc, version->path);
     hr_alloc_free(&store->alloc, version);
@@ -74,6 +98,12 @@ void hr_adapter_store_destroy(hr_adapter_store *store) {
     HR_ASSERT(store->stats.leases_acquired == store->stats.leases_released);
     HR_ASSERT(store->reserved == NULL);
     version_list_free(store, store->published);
+    while (store->evicted != NULL) {
+        evicted_name *next = store->evicted->next;
+        hr_alloc_free(&store->alloc, store->evicted);
+        store->evicted = next;
+    }
+    pthread_cond_destroy(&store->load_ended);
     pthread_mutex_destroy(&store->lock);
     hr_alloc_free(&store->alloc, store);
 }
@@ -124,32 +154,52 @@ static hr_adapter_version *unpublish(hr_adapter_store *store, hr_adapter_version
     return version;
 }
 
+/* What is in use is used most recently, whenever that use began. */
+static bool gives_way_before(const hr_adapter_version *a, const hr_adapter_version *b) {
+    if ((a->leases > 0) != (b->leases > 0))
+        return a->leases == 0;
+    return a->last_use < b->last_use;
+}
+
 static hr_adapter_version *least_recent_unpinned(hr_adapter_store *store,
                                                  const hr_adapter_version *but) {
     hr_adapter_version *oldest = NULL;
     for (hr_adapter_version *v = store->published; v != NULL; v = v->next)
-        if (!v->pinned && v != but && (oldest == NULL || v->last_use < oldest->last_use))
+        if (!v->pinned && v != but && (oldest == NULL || gives_way_before(v, oldest)))
             oldest = v;
     return oldest;
 }
 
-static bool was_evicted(const hr_adapter_store *store, const char *name) {
-    for (uint32_t i = 0; i < REMEMBERED_EVICTIONS; i++)
-        if (strcmp(store->evicted[i], name) == 0)
-            return true;
+static evicted_name *find_evicted(const hr_adapter_store *store, const char *name) {
+    for (evicted_name *e = store->evicted; e != NULL; e = e->next)
+        if (strcmp(e->name, name) == 0)
+            return e;
+    return NULL;
+}
+
+static bool forget_evicted(hr_adapter_store *store, const char *name) {
+    for (evicted_name **link = &store->evicted; *link != NULL; link = &(*link)->next) {
+        evicted_name *e = *link;
+        if (strcmp(e->name, name) != 0)
+            continue;
+        *link = e->next;
+        store->n_evicted--;
+        hr_alloc_free(&store->alloc, e);
+        return true;
+    }
     return false;
 }
 
-static void forget_eviction(hr_adapter_store *store, const char *name) {
-    for (uint32_t i = 0; i < REMEMBERED_EVICTIONS; i++)
-        if (strcmp(store->evicted[i], name) == 0)
-            store->evicted[i][0] = '\0';
-}
-
-static void remember_eviction(hr_adapter_store *store, const char *name) {
-    strcpy(store->evicted[store->next_evicted], name); /* names are bounded when reserved */
-    store->next_evicted = (store->next_evicted + 1) % REMEMBERED_EVICTIONS;
+static void remember_evicted(hr_adapter_store *store, hr_adapter_version *version) {
+    evicted_name *e = version->memory, **link = &store->evicted;
+    version->memory = NULL;
+    while (*link != NULL)
+        link = &(*link)->next;
+    *link = e;
+    store->n_evicted++;
     store->stats.evicted++;
+    if (store->n_evicted > MAX_EVICTED)
+        forget_evicted(store, store->evicted->name);
 }
 
 /* "a, b, c" of the published names, cut after some, for refusals. */
@@ -166,7 +216,7 @@ static void append_names(hr_buf *text, const hr_adapter_store *store) {
 }
 
 static hr_status fail_unknown(const hr_adapter_store *store, const char *name, hr_error *err) {
-    if (name[0] != '\0' && was_evicted(store, name))
+    if (find_evicted(store, name) != NULL)
         return hr_fail(
             err, HR_ERR_ADAPTER_UNKNOWN,
             "LoRA adapter '%.256s' is not loaded: it gave way to others at max_loaded_loras %u; "
@@ -207,6 +257,17 @@ static char *copy_text(const hr_alloc *alloc, const char *text) {
     return copy;
 }
 
+static evicted_name *make_memory(const hr_alloc *alloc, const char *name, const char *path) {
+    size_t name_size = strlen(name) + 1, path_size = strlen(path) + 1;
+    evicted_name *e = hr_alloc_array(alloc, sizeof *e + name_size + path_size, 1);
+    if (e == NULL)
+        return NULL;
+    memcpy(e->name, name, name_size);
+    memcpy(e->name + name_size, path, path_size);
+    e->path = e->name + name_size;
+    return e;
+}
+
 static hr_status check_place(const hr_adapter_store *store, const char *name, bool pinned,
                              hr_error *err) {
     uint32_t n_pinned = count_pinned(store);
@@ -227,50 +288,117 @@ static hr_status check_place(const hr_adapter_store *store, const char *name, bo
     return HR_OK;
 }
 
+static void reservation_free(hr_adapter_store *store, hr_adapter_reservation *reservation) {
+    if (reservation == NULL)
+        return;
+    version_free(store, reservation->version);
+    hr_alloc_free(&store->alloc, reservation);
+}
+
+static hr_adapter_reservation *reservation_create(hr_adapter_store *store, const char *name,
+                                                  const char *path, bool pinned) {
+    const hr_alloc *alloc = &store->alloc;
+    hr_adapter_reservation *reservation = hr_alloc_array(alloc, 1, sizeof *reservation);
+    hr_adapter_version *version = hr_alloc_array(alloc, 1, sizeof *version);
+    if (reservation == NULL || version == NULL) {
+        hr_alloc_free(alloc, version);
+        hr_alloc_free(alloc, reservation);
+        return NULL;
+    }
+    reservation->version = version;
+    version->pinned = pinned;
+    version->name = copy_text(alloc, name);
+    version->path = copy_text(alloc, path);
+    version->memory = make_memory(alloc, name, path);
+    if (version->name == NULL || version->path == NULL || version->memory == NULL) {
+        reservation_free(store, reservation);
+        return NULL;
+    }
+    return reservation;
+}
+
+/* Inside the lock: may this name be loaded now? */
+static hr_status check_reservation(hr_adapter_store *store, const char *name, bool pinned,
+                                   hr_error *err) {
+    if (find_published(store, name) != NULL)
+        return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
+                       "LoRA adapter '%s' is already loaded; unload it first", name);
+    if (is_reserved(store, name))
+        return hr_fail(
+            err, HR_ERR_ADAPTER_EXISTS,
+            "LoRA adapter '%s' is already loaded or about to be: another load of it is under way",
+            name);
+    return check_place(store, name, pinned, err);
+}
+
+static void link_reservation(hr_adapter_store *store, hr_adapter_reservation *reservation) {
+    reservation->next = store->reserved;
+    store->reserved = reservation;
+}
+
 hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, const char *path,
                                    bool pinned, hr_adapter_reservation **out, hr_error *err) {
     HR_TRY(check_name(name, err));
     if (path == NULL || strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
         return hr_fail(err, HR_ERR_INVALID, "lora_path is missing or longer than %d bytes",
                        HR_ADAPTER_PATH_MAX);
-    const hr_alloc *alloc = &store->alloc;
-    hr_adapter_reservation *reservation = hr_alloc_array(alloc, 1, sizeof *reservation);
-    hr_adapter_version *version = hr_alloc_array(alloc, 1, sizeof *version);
-    char *name_copy = copy_text(alloc, name), *path_copy = copy_text(alloc, path);
-    hr_status status = HR_OK;
-    if (reservation == NULL || version == NULL || name_copy == NULL || path_copy == NULL) {
-        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
-        goto fail;
-    }
-    *version = (hr_adapter_version){.name = name_copy, .path = path_copy, .pinned = pinned};
-    reservation->version = version;
-
+    hr_adapter_reservation *reservation = reservation_create(store, name, path, pinned);
+    if (reservation == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
     pthread_mutex_lock(&store->lock);
-    if (find_published(store, name) != NULL)
-        status = hr_fail(err, HR_ERR_ADAPTER_EXISTS,
-                         "LoRA adapter '%s' is already loaded; unload it first", name);
-    else if (is_reserved(store, name))
-        status = hr_fail(
-            err, HR_ERR_ADAPTER_EXISTS,
-            "LoRA adapter '%s' is already loaded or about to be: another load of it is under way",
-            name);
-    else
-        status = check_place(store, name, pinned, err);
-    if (status == HR_OK) {
-        reservation->next = store->reserved;
-        store->reserved = reservation;
-    }
+    hr_status status = check_reservation(store, name, pinned, err);
+    if (status == HR_OK)
+        link_reservation(store, reservation);
     pthread_mutex_unlock(&store->lock);
-    if (status != HR_OK)
-        goto fail;
+    if (status != HR_OK) {
+        reservation_free(store, reservation);
+        return status;
+    }
     *out = reservation;
     return HR_OK;
+}
 
-fail:
-    hr_alloc_free(alloc, path_copy);
-    hr_alloc_free(alloc, name_copy);
-    hr_alloc_free(alloc, version);
-    hr_alloc_free(alloc, reservation);
+/* Inside the lock: waits until nobody loads the name. */
+static hr_status wait_for_load(hr_adapter_store *store, const char *name, hr_error *err) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += LOAD_WAIT_S;
+    while (is_reserved(store, name))
+        if (pthread_cond_timedwait(&store->load_ended, &store->lock, &until) == ETIMEDOUT)
+            return hr_fail(err, HR_ERR_TIMEOUT,
+                           "another load of LoRA adapter '%s' is still under way after %d s", name,
+                           LOAD_WAIT_S);
+    return HR_OK;
+}
+
+hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
+                                  char path[HR_ADAPTER_PATH_MAX + 1], hr_adapter_reservation **out,
+                                  hr_error *err) {
+    hr_adapter_reservation *reservation = NULL;
+    pthread_mutex_lock(&store->lock);
+    hr_status status = wait_for_load(store, name, err);
+    const evicted_name *evicted = NULL;
+    if (status == HR_OK && find_published(store, name) == NULL) {
+        evicted = find_evicted(store, name);
+        if (evicted == NULL)
+            status = fail_unknown(store, name, err);
+        else
+            status = check_place(store, name, false, err);
+    }
+    if (status == HR_OK && evicted != NULL) {
+        reservation = reservation_create(store, name, evicted->path, false);
+        if (reservation == NULL) {
+            status =
+                hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
+        } else {
+            reservation->recalled = true;
+            link_reservation(store, reservation);
+            strcpy(path, evicted->path);
+        }
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (status == HR_OK)
+        *out = reservation;
     return status;
 }
 
@@ -279,6 +407,7 @@ static void unlink_reservation(hr_adapter_store *store, const hr_adapter_reserva
     while (*link != reservation)
         link = &(*link)->next;
     *link = reservation->next;
+    pthread_cond_broadcast(&store->load_ended);
 }
 
 /* Names over the cap give way; those without leases are returned as a list to free after the lock.
@@ -288,7 +417,7 @@ static hr_adapter_version *evict_over_cap(hr_adapter_store *store,
     hr_adapter_version *dead = NULL, *victim;
     while (store->limits.max_loaded > 0 && store->stats.loaded > store->limits.max_loaded &&
            (victim = least_recent_unpinned(store, newest)) != NULL) {
-        remember_eviction(store, victim->name);
+        remember_evicted(store, victim);
         hr_adapter_version *unused = unpublish(store, victim);
         if (unused != NULL) {
             unused->next = dead;
@@ -298,13 +427,9 @@ static hr_adapter_version *evict_over_cap(hr_adapter_store *store,
     return dead;
 }
 
-uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
-                                  const hr_adapter_payload *payload) {
-    hr_adapter_version *version = reservation->version;
-    version->payload = *payload;
-    pthread_mutex_lock(&store->lock);
-    unlink_reservation(store, reservation);
-    uint64_t id = version->id = store->next_id++;
+/* Inside the lock; the version goes to the end of the names. */
+static void publish_version(hr_adapter_store *store, hr_adapter_version *version) {
+    version->id = store->next_id++;
     version->last_use = ++store->uses;
     version->published = true;
     hr_adapter_version **link = &store->published;
@@ -313,8 +438,21 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
     *link = version;
     store->stats.loaded++;
     store->stats.versions++;
-    forget_eviction(store, version->name);
-    hr_adapter_version *dead = evict_over_cap(store, version);
+    forget_evicted(store, version->name);
+}
+
+uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
+                                  const hr_adapter_payload *payload) {
+    hr_adapter_version *version = reservation->version, *dead = version;
+    uint64_t id = 0;
+    version->payload = *payload;
+    pthread_mutex_lock(&store->lock);
+    unlink_reservation(store, reservation);
+    if (!reservation->revoked) {
+        publish_version(store, version);
+        id = version->id;
+        dead = evict_over_cap(store, version);
+    }
     pthread_mutex_unlock(&store->lock);
     version_list_free(store, dead);
     hr_alloc_free(&store->alloc, reservation);
@@ -327,8 +465,7 @@ void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *re
     pthread_mutex_lock(&store->lock);
     unlink_reservation(store, reservation);
     pthread_mutex_unlock(&store->lock);
-    version_free(store, reservation->version);
-    hr_alloc_free(&store->alloc, reservation);
+    reservation_free(store, reservation);
 }
 
 hr_status hr_adapter_store_unload(hr_adapter_store *store, const char *name, hr_error *err) {
@@ -337,8 +474,11 @@ hr_status hr_adapter_store_unload(hr_adapter_store *store, const char *name, hr_
     pthread_mutex_lock(&store->lock);
     hr_adapter_version *version = find_published(store, name);
     hr_adapter_version *unused = version != NULL ? unpublish(store, version) : NULL;
+    bool known = version != NULL || forget_evicted(store, name);
+    for (hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
+        r->revoked |= r->recalled && strcmp(r->version->name, name) == 0;
     pthread_mutex_unlock(&store->lock);
-    if (version == NULL)
+    if (!known)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "LoRA with name %.256s does not exist", name);
     version_free(store, unused);
     return HR_OK;
@@ -386,6 +526,17 @@ hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_e
     hr_status status = find_published(store, name) != NULL ? HR_OK : fail_unknown(store, name, err);
     pthread_mutex_unlock(&store->lock);
     return status;
+}
+
+hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *name) {
+    if (name == NULL)
+        return HR_ADAPTER_UNKNOWN;
+    pthread_mutex_lock(&store->lock);
+    hr_adapter_state state = find_published(store, name) != NULL ? HR_ADAPTER_LOADED
+                             : find_evicted(store, name) != NULL ? HR_ADAPTER_EVICTED
+                                                                 : HR_ADAPTER_UNKNOWN;
+    pthread_mutex_unlock(&store->lock);
+    return state;
 }
 
 /* What these read never changes while a lease is held. */

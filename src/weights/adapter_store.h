@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
+#include <headrace/engine.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -55,15 +56,25 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
                                    bool pinned, hr_adapter_reservation **out, hr_error *err);
 
 /* Makes the name servable with this payload, which the store owns from now on; returns the fresh
- * id. Cannot fail. Over max_loaded the least recently acquired unpinned names give way. The
- * reservation is gone. */
+ * id. Cannot fail. Over max_loaded the least recently used unpinned names give way (those in use
+ * last of all) and their paths are remembered. The reservation is gone. 0 only for a recalled name
+ * that was unloaded meanwhile: it stays unloaded, the payload is destroyed. */
 uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
                                   const hr_adapter_payload *payload);
 
 /* Gives the name and the place back. NULL is allowed. */
 void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *reservation);
 
-/* Takes the name away at once; the payload goes with the last lease. HR_ERR_ADAPTER_UNKNOWN. */
+/* Of a name that is to be served: nothing to do when it is published (*out is NULL). When it gave
+ * way it is reserved again, and path says where it is; publish or cancel then. While somebody
+ * loads it, waits for him, at most two minutes (HR_ERR_TIMEOUT). HR_ERR_ADAPTER_UNKNOWN,
+ * HR_ERR_LIMIT, HR_ERR_NO_MEMORY. */
+hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
+                                  char path[HR_ADAPTER_PATH_MAX + 1], hr_adapter_reservation **out,
+                                  hr_error *err);
+
+/* Takes the name away at once; the payload goes with the last lease. The path of an evicted name is
+ * forgotten. HR_ERR_ADAPTER_UNKNOWN. */
 hr_status hr_adapter_store_unload(hr_adapter_store *store, const char *name, hr_error *err);
 
 /* ---- serving ---- */
@@ -81,6 +92,8 @@ hr_status hr_adapter_store_acquire(hr_adapter_store *store, const char *name, hr
 void hr_adapter_store_release(hr_adapter_store *store, hr_adapter_lease *lease);
 /* The refusal that acquire would give, without leasing and without counting as a use. */
 hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_error *err);
+
+hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *name);
 
 /* Of a held lease; 0 and NULL for a zero one. */
 uint64_t hr_adapter_lease_id(const hr_adapter_lease *lease);
