@@ -1,6 +1,9 @@
 /* Stop strings: one prefix automaton (Knuth-Morris-Pratt) per string, all fed byte by byte. The
- * text held back is the longest beginning of any string that the text so far ends with. */
+ * text held back is the longest beginning of any string that the text so far ends with, or what an
+ * expression may still match. */
 #include "text/stop.h"
+
+#include "text/stop_regex.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,7 +21,10 @@ struct hr_stop {
     size_t count;
     char *bytes;
     uint32_t *borders;
-    hr_buf held;
+    hr_stop_regex *regex; /* NULL: none */
+    hr_buf held;          /* with expressions: some text that is out already, then what is held */
+    size_t n_out;         /* bytes of held that are out */
+    bool cut;             /* held does not begin where the stream did */
 };
 
 static void fill_border(const char *text, size_t len, uint32_t *border) {
@@ -81,8 +87,14 @@ void hr_stop_free(hr_stop *stop) {
     free(stop->patterns);
     free(stop->bytes);
     free(stop->borders);
+    hr_stop_regex_free(stop->regex);
     hr_buf_free(&stop->held);
     free(stop);
+}
+
+hr_status hr_stop_add_regexes(hr_stop *stop, const char *const *patterns, size_t count,
+                              hr_error *err) {
+    return hr_stop_regex_create(patterns, count, &stop->regex, err);
 }
 
 /* Feeds one byte to every automaton; the longest string that ends here, -1 for none. *open becomes
@@ -102,10 +114,47 @@ static int feed(hr_stop *stop, char byte, size_t *open) {
     return hit;
 }
 
-static void let_out(hr_stop *stop, size_t n, hr_buf *out) {
-    hr_buf_append(out, stop->held.data, n);
-    stop->held.len -= n;
-    memmove(stop->held.data, stop->held.data + n, stop->held.len);
+static size_t back_to_character(const char *text, size_t at) {
+    while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80)
+        at--;
+    return at;
+}
+
+/* Lets out what is held up to byte `to` of held and forgets what nobody can look back at. */
+static void let_out(hr_stop *stop, size_t to, hr_buf *out) {
+    if (to <= stop->n_out)
+        return;
+    hr_buf_append(out, stop->held.data + stop->n_out, to - stop->n_out);
+    size_t keep = stop->regex != NULL ? HR_STOP_REGEX_CONTEXT : 0;
+    size_t drop = to > keep ? to - keep : 0;
+    if (keep > 0 && drop > 0)
+        drop = back_to_character(stop->held.data, drop);
+    stop->held.len -= drop;
+    memmove(stop->held.data, stop->held.data + drop, stop->held.len);
+    stop->n_out = to - drop;
+    stop->cut |= drop > 0;
+}
+
+/* The expressions over what is held; *hit is changed when one ends before the string found there.
+ */
+static hr_status search(hr_stop *stop, int *hit, size_t *start, size_t *end, size_t *open_at,
+                        hr_error *err) {
+    hr_stop_regex_hit found;
+    const char *text = stop->held.data != NULL ? stop->held.data : "";
+    HR_TRY(hr_stop_regex_search(stop->regex, text, stop->held.len, stop->n_out, !stop->cut, &found,
+                                err));
+    if (found.which >= 0 && (*hit < 0 || found.end < *end)) {
+        *hit = (int)stop->count + found.which;
+        *start = found.start;
+        *end = found.end;
+        return HR_OK;
+    }
+    size_t oldest = stop->held.len > HR_STOP_REGEX_WINDOW + stop->n_out
+                        ? back_to_character(text, stop->held.len - HR_STOP_REGEX_WINDOW)
+                        : stop->n_out;
+    size_t open = found.open > oldest ? found.open : oldest;
+    *open_at = open < *open_at ? open : *open_at;
+    return HR_OK;
 }
 
 hr_status hr_stop_push(hr_stop *stop, const char *text, size_t len, bool keep, hr_buf *out,
@@ -119,10 +168,12 @@ hr_status hr_stop_push(hr_stop *stop, const char *text, size_t len, bool keep, h
     hr_buf_append(&stop->held, text, used);
     if (stop->held.failed)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to look for stop strings");
-    if (hit >= 0 && !keep)
-        stop->held.len -= stop->patterns[hit].len;
+    size_t end = stop->held.len, open_at = end - open;
+    size_t start = hit >= 0 ? end - stop->patterns[hit].len : end;
+    if (stop->regex != NULL && used > 0)
+        HR_TRY(search(stop, &hit, &start, &end, &open_at, err));
     if (stop->held.len > 0)
-        let_out(stop, hit >= 0 ? stop->held.len : stop->held.len - open, out);
+        let_out(stop, hit < 0 ? open_at : keep ? end : start, out);
     if (out->failed)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to look for stop strings");
     *matched = hit;
@@ -132,8 +183,7 @@ hr_status hr_stop_push(hr_stop *stop, const char *text, size_t len, bool keep, h
 hr_status hr_stop_flush(hr_stop *stop, hr_buf *out, hr_error *err) {
     for (size_t i = 0; i < stop->count; i++)
         stop->patterns[i].state = 0;
-    if (stop->held.len > 0)
-        let_out(stop, stop->held.len, out);
+    let_out(stop, stop->held.len, out);
     return out->failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory to look for stop strings")
                        : HR_OK;
 }
