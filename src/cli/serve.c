@@ -98,12 +98,40 @@ static hr_status create_engine(const hr_serve_options *o, running *r, hr_error *
         .max_loaded_loras = (uint32_t)o->max_loaded_loras,
         .max_lora_rank = (uint32_t)o->max_lora_rank,
         .weight_version = o->weight_version,
+        .disable_prefix_cache = o->disable_radix_cache,
         .progress = hr_progress_show,
         .progress_ctx = &progress,
     };
     hr_status status = hr_engine_create(&options, &r->engine, err);
     hr_progress_end(&progress);
     return status;
+}
+
+/* What was left open is what the engine chose. */
+static void resolve_options(hr_serve_options *o, const hr_engine *engine) {
+    const hr_engine_info *info = hr_engine_info_of(engine);
+    o->context_length = info->context_length;
+    o->max_running_requests = info->max_running_requests;
+    o->chunked_prefill_size = info->chunked_prefill_size;
+    o->max_total_tokens = info->max_total_tokens;
+    o->threads = info->threads;
+    o->max_loras_per_batch = info->max_loras_per_batch;
+    o->dtype = info->dtype;
+    o->enable_lora = info->enable_lora;
+    if (o->max_queued_requests == 0)
+        o->max_queued_requests = 8192;
+    if (o->mem_fraction_static == 0)
+        o->mem_fraction_static = 0.8;
+    if (o->weight_version == NULL)
+        o->weight_version = "default";
+    if (o->tokenizer_path == NULL)
+        o->tokenizer_path = o->model_path;
+    if (o->served_model_name == NULL)
+        o->served_model_name = o->model_path;
+}
+
+static void write_args(void *ctx, hr_json_writer *w) {
+    hr_serve_options_write(ctx, w);
 }
 
 static hr_status load_adapters(const hr_serve_options *o, hr_engine *engine, hr_error *err) {
@@ -144,7 +172,7 @@ static hr_status check_model_dir(const char *dir, hr_error *err) {
 
 /* Everything up to a listening server. What stands in r when this fails is the caller's to release.
  */
-static hr_status start(const hr_serve_options *o, running *r, hr_error *err) {
+static hr_status start(hr_serve_options *o, running *r, hr_error *err) {
     hr_clock clock = hr_clock_monotonic();
     uint64_t begin = hr_now_ns(&clock);
     uint16_t port = 0;
@@ -160,15 +188,21 @@ static hr_status start(const hr_serve_options *o, running *r, hr_error *err) {
                                    "no tokenizer (with --skip-tokenizer-init none is needed)");
     }
     HR_TRY(create_engine(o, r, err));
+    resolve_options(o, r->engine);
     HR_TRY(load_adapters(o, r->engine, err));
     print_engine(o, r->engine);
     hr_server_options options = {
         .engine = r->engine,
         .tokenizer = r->tokenizer,
-        .served_model_name = o->served_model_name != NULL ? o->served_model_name : o->model_path,
-        .tokenizer_path = o->tokenizer_path != NULL ? o->tokenizer_path : o->model_path,
+        .served_model_name = o->served_model_name,
+        .tokenizer_path = o->tokenizer_path,
         .has_random_seed = o->has_random_seed,
         .random_seed = o->random_seed,
+        .incremental_output = o->incremental_streaming_output,
+        .stream_interval = (uint32_t)o->stream_interval,
+        .keys = {o->api_key, o->admin_api_key},
+        .write_args = write_args,
+        .write_args_ctx = o,
     };
     HR_TRY(hr_server_start(&options, r->fd, &r->server, err));
     r->fd = -1;

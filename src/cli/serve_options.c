@@ -44,6 +44,15 @@ static const flag flags[] = {
      "address to listen on (127.0.0.1)"},
     {NULL, "--port", NULL, "N", KIND_UINT, AT(port), 0, 0, 65535, NULL,
      "port to listen on (30000); 0 takes a free one and prints it"},
+    {NULL, "--api-key", NULL, "KEY", KIND_STRING, AT(api_key), 0, 0, 0, NULL,
+     "clients must send Authorization: Bearer KEY (nobody needs one)"},
+    {NULL, "--admin-api-key", NULL, "KEY", KIND_STRING, AT(admin_api_key), 0, 0, 0, NULL,
+     "the same for calls that change what is served (the api key, if set)"},
+    {NULL, "--incremental-streaming-output", "--stream-output", NULL, KIND_SWITCH,
+     AT(incremental_streaming_output), 0, 0, 0, NULL,
+     "events of a stream carry what is new (all there is)"},
+    {NULL, "--stream-interval", NULL, "N", KIND_UINT, AT(stream_interval), 0, 1, 1 << 20, NULL,
+     "tokens from one event of a stream to the next (1)"},
     {NULL, "--log-level", NULL, "LEVEL", KIND_STRING, AT(log_level), 0, 0, 0,
      "debug|info|warning|error", "debug, info, warning or error (info)"},
     {NULL, "--drain-timeout", NULL, "SECONDS", KIND_UINT, AT(drain_timeout), 0, 0, 86400, NULL,
@@ -56,6 +65,8 @@ static const flag flags[] = {
      NULL, "most prompt tokens of one step (512)"},
     {NULL, "--max-total-tokens", NULL, "N", KIND_UINT, AT(max_total_tokens), 0, 1,
      UINT64_C(1) << 40, NULL, "size of the KV cache in tokens (from the memory limit)"},
+    {NULL, "--disable-radix-cache", NULL, NULL, KIND_SWITCH, AT(disable_radix_cache), 0, 0, 0, NULL,
+     "compute every prompt afresh (what prompts share is kept)"},
     {NULL, "--mem-fraction-static", NULL, "X", KIND_REAL, AT(mem_fraction_static), 0, 0, 1, NULL,
      "share of available memory for weights and KV cache (0.8)"},
     {NULL, "--threads", NULL, "N", KIND_UINT, AT(threads), 0, 1, 4096, NULL,
@@ -118,7 +129,6 @@ static const struct {
     {"--disable-cuda-graph", ""},
     {"--disable-cuda-graph-padding", ""},
     {"--disable-piecewise-cuda-graph", ""},
-    {"--disable-radix-cache", ""},
     {"--disable-overlap-schedule", ""},
     {"--disable-custom-all-reduce", ""},
     {"--enable-mixed-chunk", ""},
@@ -144,7 +154,6 @@ static const struct {
     {"--schedule-conservativeness", NULL},
     {"--max-prefill-tokens", NULL},
     {"--page-size", NULL},
-    {"--stream-interval", NULL},
     {"--tokenizer-worker-num", NULL},
     {"--num-continuous-decode-steps", NULL},
 };
@@ -399,6 +408,7 @@ hr_status hr_serve_options_parse(int argc, char **argv, hr_serve_options *out, h
         .host = "127.0.0.1",
         .port = 30000,
         .drain_timeout = 30,
+        .stream_interval = 1,
         .log_level = "info",
     };
     args a = {.argc = argc, .argv = argv};
@@ -447,4 +457,68 @@ void hr_serve_options_help(FILE *out) {
                  "SIGTERM and SIGINT: no new connections, requests finish (--drain-timeout), exit "
                  "0; a second one\n"
                  "ends at once. Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage.\n");
+}
+
+/* ---- for others to read ---- */
+
+/* Flags that have one value here, whose keys clients read. */
+static const struct {
+    const char *key;
+    uint64_t value;
+} fixed[] = {{"tp_size", 1}, {"dp_size", 1}, {"pp_size", 1}, {"ep_size", 1}, {"nnodes", 1}};
+
+static void write_value(const hr_serve_options *options, const flag *f, hr_json_writer *w) {
+    const char *base = (const char *)options;
+    const char *text = NULL;
+    uint64_t number = 0;
+    switch (f->kind) {
+    case KIND_STRING:
+        memcpy(&text, base + f->at, sizeof text);
+        if (text != NULL)
+            hr_json_write_string(w, text);
+        else
+            hr_json_write_null(w);
+        break;
+    case KIND_UINT:
+        memcpy(&number, base + f->at, sizeof number);
+        if (number >= f->min && (f->at != AT(random_seed) || options->has_random_seed))
+            hr_json_write_u64(w, number);
+        else
+            hr_json_write_null(w); /* left out: there is no limit, or none was set */
+        break;
+    case KIND_REAL:
+        hr_json_write_f64(w, *(const double *)(const void *)(base + f->at));
+        break;
+    case KIND_SWITCH:
+        hr_json_write_bool(w, *(const bool *)(const void *)(base + f->at));
+        break;
+    case KIND_LIST: {
+        const char *const *items = NULL;
+        size_t n = 0;
+        memcpy(&items, base + f->at, sizeof items);
+        memcpy(&n, base + f->count_at, sizeof n);
+        hr_json_array_begin(w);
+        for (size_t i = 0; i < n; i++)
+            hr_json_write_string(w, items[i]);
+        hr_json_array_end(w);
+        break;
+    }
+    }
+}
+
+void hr_serve_options_write(const hr_serve_options *options, hr_json_writer *w) {
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        char key[64];
+        if (flags[i].at == AT(api_key) || flags[i].at == AT(admin_api_key))
+            continue;
+        snprintf(key, sizeof key, "%s", flags[i].name + 2);
+        for (char *c = key; *c != '\0'; c++)
+            *c = *c == '-' ? '_' : *c;
+        hr_json_key(w, key);
+        write_value(options, &flags[i], w);
+    }
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
+        hr_json_put_u64(w, fixed[i].key, fixed[i].value);
+    hr_json_put_bool(w, "enable_dp_attention", false);
+    hr_json_put_string(w, "device", "cpu");
 }

@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "format/json_writer.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,12 +21,13 @@ typedef struct hr_lora_spec {
 typedef struct hr_serve_options {
     bool help;
     const char *model_path, *tokenizer_path, *served_model_name, *dtype, *host, *log_level,
-        *weight_version;
+        *weight_version, *api_key, *admin_api_key;
     uint64_t port, context_length, max_running_requests, max_queued_requests, chunked_prefill_size;
     uint64_t max_total_tokens, threads, random_seed, drain_timeout;
-    uint64_t max_loras_per_batch, max_loaded_loras, max_lora_rank;
+    uint64_t max_loras_per_batch, max_loaded_loras, max_lora_rank, stream_interval;
     double mem_fraction_static;
-    bool enable_lora, skip_tokenizer_init, has_random_seed;
+    bool enable_lora, skip_tokenizer_init, has_random_seed, incremental_streaming_output,
+        disable_radix_cache;
     const char **lora_target_modules;
     size_t n_lora_target_modules;
     const char **lora_items; /* --lora-paths as given */
@@ -45,5 +47,9 @@ void hr_serve_options_free(hr_serve_options *options);
 hr_status hr_lora_spec_parse(const char *item, hr_lora_spec *out, hr_error *err);
 
 void hr_serve_options_help(FILE *out);
+
+/* Every flag as a key and its value, flat, under the names that clients of SGLang look for; keys of
+ * access are left out. Into the object that w has open. */
+void hr_serve_options_write(const hr_serve_options *options, hr_json_writer *w);
 
 #endif

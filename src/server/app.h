@@ -14,23 +14,35 @@
 struct hr_server {
     hr_server_options options;
     hr_http *http;
-    hr_worker *worker; /* adapter loads and unloads, one at a time, off the I/O threads */
-    int64_t started;   /* Unix seconds */
+    /* Calls that would hold up an I/O thread, each kind on threads of its own, so that none waits
+     * behind another that waits. */
+    hr_worker *loads, *pauses, *flushes, *checks;
+    int64_t started; /* Unix seconds */
     atomic_bool draining;
-    atomic_uint_fast64_t seeds_given;
-    pthread_mutex_t lock;          /* noted */
+    atomic_uint_fast64_t seeds_given, probes_made;
+    pthread_mutex_t lock;          /* everything below */
+    struct hr_job *jobs;           /* alive: see generate_job.h */
     char *noted[HR_APP_MAX_NOTED]; /* unknown request keys that were logged already */
     size_t n_noted;
 };
 
 /* Logs a request key nobody knows, the first time it comes. Thread-safe. */
-void hr_app_note_unknown_key(hr_server *server, const char *key);
+void hr_app_note_unknown_key(hr_server *server, const char *path, const char *key);
 
 /* Handlers; app is the hr_server. */
 void hr_route_generate(hr_exchange *exchange, void *app);
+void hr_route_completions(hr_exchange *exchange, void *app);
+void hr_route_pause(hr_exchange *exchange, void *app);
+void hr_route_continue(hr_exchange *exchange, void *app);
+void hr_route_flush_cache(hr_exchange *exchange, void *app);
+void hr_route_abort(hr_exchange *exchange, void *app);
 void hr_route_load_adapter(hr_exchange *exchange, void *app);
 void hr_route_unload_adapter(hr_exchange *exchange, void *app);
 void hr_route_health(hr_exchange *exchange, void *app);
+void hr_route_health_generate(hr_exchange *exchange, void *app);
+void hr_route_model(hr_exchange *exchange, void *app);
+void hr_route_server_info(hr_exchange *exchange, void *app);
+void hr_route_removed(hr_exchange *exchange, void *app);
 void hr_route_models(hr_exchange *exchange, void *app);
 void hr_route_model_info(hr_exchange *exchange, void *app);
 

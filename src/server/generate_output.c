@@ -58,24 +58,32 @@ static bool list_append(hr_position_list *list, const hr_position_logprobs *p) {
     return true;
 }
 
-static bool list_copy(hr_position_list *copy, const hr_position_list *list) {
-    size_t cap = copy->cap_top;
-    if (!reserve(&copy->positions, 0, list->n, sizeof *list->positions, &copy->cap) ||
-        !reserve(&copy->top_ids, 0, list->n_top, sizeof *list->top_ids, &cap) ||
-        !reserve(&copy->top_logprobs, 0, list->n_top, sizeof *list->top_logprobs, &copy->cap_top) ||
-        !reserve(&copy->ids_logprobs, 0, list->n_ids, sizeof *list->ids_logprobs, &copy->cap_ids))
+/* The positions from `from` on. */
+static bool list_copy(hr_position_list *copy, const hr_position_list *list, size_t from) {
+    size_t n = list->n - from, cap = copy->cap_top;
+    size_t top_at = n > 0 ? list->positions[from].top_at : list->n_top;
+    size_t ids_at = n > 0 ? list->positions[from].ids_at : list->n_ids;
+    size_t n_top = list->n_top - top_at, n_ids = list->n_ids - ids_at;
+    if (!reserve(&copy->positions, 0, n, sizeof *list->positions, &copy->cap) ||
+        !reserve(&copy->top_ids, 0, n_top, sizeof *list->top_ids, &cap) ||
+        !reserve(&copy->top_logprobs, 0, n_top, sizeof *list->top_logprobs, &copy->cap_top) ||
+        !reserve(&copy->ids_logprobs, 0, n_ids, sizeof *list->ids_logprobs, &copy->cap_ids))
         return false;
-    copy->n = list->n;
-    copy->n_top = list->n_top;
-    copy->n_ids = list->n_ids;
-    if (list->n > 0)
-        memcpy(copy->positions, list->positions, list->n * sizeof *list->positions);
-    if (list->n_top > 0) {
-        memcpy(copy->top_ids, list->top_ids, list->n_top * sizeof *list->top_ids);
-        memcpy(copy->top_logprobs, list->top_logprobs, list->n_top * sizeof *list->top_logprobs);
+    copy->n = n;
+    copy->n_top = n_top;
+    copy->n_ids = n_ids;
+    if (n > 0)
+        memcpy(copy->positions, list->positions + from, n * sizeof *list->positions);
+    for (size_t i = 0; i < n; i++) {
+        copy->positions[i].top_at -= top_at;
+        copy->positions[i].ids_at -= ids_at;
     }
-    if (list->n_ids > 0)
-        memcpy(copy->ids_logprobs, list->ids_logprobs, list->n_ids * sizeof *list->ids_logprobs);
+    if (n_top > 0) {
+        memcpy(copy->top_ids, list->top_ids + top_at, n_top * sizeof *list->top_ids);
+        memcpy(copy->top_logprobs, list->top_logprobs + top_at, n_top * sizeof *list->top_logprobs);
+    }
+    if (n_ids > 0)
+        memcpy(copy->ids_logprobs, list->ids_logprobs + ids_at, n_ids * sizeof *list->ids_logprobs);
     return true;
 }
 
@@ -89,21 +97,27 @@ static void list_free(hr_position_list *list) {
 
 /* ---- text ---- */
 
+static void out_of_memory(hr_generate_output *out) {
+    out->failed = true;
+    hr_fail(&out->error, HR_ERR_NO_MEMORY, "out of memory for the answer");
+}
+
 static void take_text(hr_generate_output *out, const hr_buf *piece) {
     if (piece->failed)
-        out->failed = true;
+        out_of_memory(out);
     else if (out->stop == NULL)
         hr_buf_append(&out->text, piece->data, piece->len);
     else if (piece->len > 0 && out->matched_stop < 0 &&
              hr_stop_push(out->stop, piece->data, piece->len, out->item->no_stop_trim, &out->text,
-                          &out->matched_stop, NULL) != HR_OK)
+                          &out->matched_stop, &out->error) != HR_OK)
         out->failed = true;
-    out->failed |= out->text.failed;
+    if (out->text.failed)
+        out_of_memory(out);
 }
 
 static void push_token(hr_generate_output *out, uint32_t id) {
     hr_buf piece = {0};
-    if (hr_detokenizer_push(out->detokenizer, id, &piece, NULL) != HR_OK)
+    if (hr_detokenizer_push(out->detokenizer, id, &piece, &out->error) != HR_OK)
         out->failed = true;
     else
         take_text(out, &piece);
@@ -114,15 +128,15 @@ static void end_text(hr_generate_output *out) {
     hr_buf rest = {0};
     if (out->has_withheld && out->finish.type != HR_FINISH_STOP_TOKEN)
         push_token(out, out->withheld);
-    if (out->matched_stop >= 0)
+    if (out->matched_stop >= 0 || out->failed)
         return;
-    if (hr_detokenizer_flush(out->detokenizer, &rest, NULL) != HR_OK)
+    if (hr_detokenizer_flush(out->detokenizer, &rest, &out->error) != HR_OK)
         out->failed = true;
     else
         take_text(out, &rest);
     hr_buf_free(&rest);
-    if (out->stop != NULL && out->matched_stop < 0 &&
-        hr_stop_flush(out->stop, &out->text, NULL) != HR_OK)
+    if (out->stop != NULL && out->matched_stop < 0 && !out->failed &&
+        hr_stop_flush(out->stop, &out->text, &out->error) != HR_OK)
         out->failed = true;
 }
 
@@ -152,17 +166,23 @@ hr_status hr_generate_output_init(hr_generate_output *out, const hr_generate_ite
         .n_eos_ids = n_eos_ids,
         .matched_stop = -1,
     };
+    bool stops = item->n_stops > 0 || item->n_stop_regexes > 0;
     if (tokenizer == NULL)
-        return item->n_stops == 0
-                   ? HR_OK
-                   : hr_fail(err, HR_ERR_INVALID,
-                             "sampling_params.stop needs a tokenizer; this server runs with "
-                             "--skip-tokenizer-init");
+        return !stops ? HR_OK
+                      : hr_fail(err, HR_ERR_INVALID,
+                                "sampling_params.%s needs a tokenizer; this server runs with "
+                                "--skip-tokenizer-init",
+                                item->n_stops > 0 ? "stop" : "stop_regex");
     HR_TRY(hr_detokenizer_create(tokenizer, item->skip_special_tokens, &out->detokenizer, err));
-    if (item->n_stops == 0)
+    if (!stops)
         return HR_OK;
     hr_status status = hr_stop_create(item->stops, item->n_stops, &out->stop, err);
-    return status == HR_OK ? HR_OK : hr_fail_context(err, status, "sampling_params.stop");
+    if (status != HR_OK)
+        return hr_fail_context(err, status, "sampling_params.stop");
+    if (item->n_stop_regexes == 0)
+        return HR_OK;
+    status = hr_stop_add_regexes(out->stop, item->stop_regexes, item->n_stop_regexes, err);
+    return status == HR_OK ? HR_OK : hr_fail_context(err, status, "sampling_params.stop_regex");
 }
 
 void hr_generate_output_free(hr_generate_output *out) {
@@ -171,21 +191,25 @@ void hr_generate_output_free(hr_generate_output *out) {
     hr_buf_free(&out->text);
     hr_detokenizer_free(out->detokenizer);
     hr_stop_free(out->stop);
+    if (!out->is_copy)
+        free(out->spans);
     *out = (hr_generate_output){0};
 }
 
 void hr_generate_output_prompt(hr_generate_output *out, uint32_t n,
                                const hr_position_logprobs *positions) {
-    for (uint32_t i = 0; i < n && !out->failed; i++)
-        out->failed = !list_append(&out->prompt, &positions[i]);
+    for (uint32_t i = 0; i < n && !out->failed; i++) {
+        if (!list_append(&out->prompt, &positions[i]))
+            out_of_memory(out);
+    }
 }
 
 hr_token_verdict hr_generate_output_token(hr_generate_output *out,
                                           const hr_position_logprobs *token) {
-    if (out->failed || !list_append(&out->tokens, token)) {
-        out->failed = true;
+    if (!out->failed && !list_append(&out->tokens, token))
+        out_of_memory(out);
+    if (out->failed)
         return HR_TOKEN_STOP;
-    }
     if (out->tokenizer == NULL)
         return HR_TOKEN_CONTINUE;
     if (!out->item->no_stop_trim && is_stop_token(out, token->token)) {
@@ -197,20 +221,67 @@ hr_token_verdict hr_generate_output_token(hr_generate_output *out,
     return out->failed || out->matched_stop >= 0 ? HR_TOKEN_STOP : HR_TOKEN_CONTINUE;
 }
 
+/* An engine that keeps no spans made everything under one version. */
+static void take_spans(hr_generate_output *out, const hr_finish *finish) {
+    hr_version_span all = {out->weight_version, 0, (uint32_t)out->tokens.n};
+    const hr_version_span *spans = finish->n_spans > 0 ? finish->spans : &all;
+    size_t n = finish->n_spans > 0 ? finish->n_spans : out->tokens.n > 0;
+    out->spans = calloc(n > 0 ? n : 1, sizeof *out->spans);
+    if (out->spans == NULL) {
+        out_of_memory(out);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        snprintf(out->spans[i].version, sizeof out->spans[i].version, "%s", spans[i].version);
+        out->spans[i].start = spans[i].start;
+        out->spans[i].end = spans[i].end;
+    }
+    out->n_spans = n;
+}
+
 void hr_generate_output_finish(hr_generate_output *out, const hr_finish *finish) {
     out->finish = *finish;
+    out->finish.spans = NULL;
+    out->finish.n_spans = 0;
     snprintf(out->message, sizeof out->message, "%s",
              finish->message != NULL ? finish->message : "");
     snprintf(out->weight_version, sizeof out->weight_version, "%s",
              finish->weight_version != NULL ? finish->weight_version : "");
     out->finish.message = out->message;
     out->finish.weight_version = out->weight_version;
+    take_spans(out, finish);
     if (out->tokenizer != NULL && !out->failed)
         end_text(out);
+    /* The very last text may complete a stop that no token did. */
+    if (out->matched_stop >= 0 && out->finish.type == HR_FINISH_LENGTH)
+        out->finish.type = HR_FINISH_STOP_CALLER;
     out->finished = true;
 }
 
-bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output *out) {
+void hr_generate_output_abort(hr_generate_output *out, const char *message,
+                              const char *weight_version) {
+    hr_finish finish = {.type = HR_FINISH_ABORT,
+                        .status = HR_ERR_CANCELLED,
+                        .message = message,
+                        .prompt_tokens = (uint32_t)out->item->n_input_ids,
+                        .weight_version = weight_version};
+    hr_generate_output_finish(out, &finish);
+}
+
+const char *hr_generate_output_matched(const hr_generate_output *out) {
+    size_t which = (size_t)out->matched_stop;
+    if (out->matched_stop < 0)
+        return NULL;
+    return which < out->item->n_stops ? out->item->stops[which]
+                                      : out->item->stop_regexes[which - out->item->n_stops];
+}
+
+hr_output_mark hr_generate_output_mark(const hr_generate_output *out) {
+    return (hr_output_mark){out->text.len, out->prompt.n, out->tokens.n};
+}
+
+bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output *out,
+                             hr_output_mark since) {
     hr_position_list prompt = copy->prompt, tokens = copy->tokens;
     hr_buf text = copy->text;
     *copy = *out;
@@ -221,8 +292,11 @@ bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output 
     copy->prompt = prompt;
     copy->tokens = tokens;
     copy->text = text;
+    copy->is_copy = true;
+    copy->before = since;
     hr_buf_clear(&copy->text);
-    hr_buf_append(&copy->text, out->text.data, out->text.len);
-    return list_copy(&copy->prompt, &out->prompt) && list_copy(&copy->tokens, &out->tokens) &&
-           !copy->text.failed;
+    if (out->text.len > since.text)
+        hr_buf_append(&copy->text, out->text.data + since.text, out->text.len - since.text);
+    return list_copy(&copy->prompt, &out->prompt, since.prompt) &&
+           list_copy(&copy->tokens, &out->tokens, since.tokens) && !copy->text.failed;
 }

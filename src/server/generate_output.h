@@ -32,6 +32,17 @@ typedef struct hr_position_list {
     size_t n_ids, cap_ids;
 } hr_position_list;
 
+/* How much of an output somebody has seen. */
+typedef struct hr_output_mark {
+    size_t text, prompt, tokens;
+} hr_output_mark;
+
+/* Output tokens [start, end) were made under this weight version. */
+typedef struct hr_output_span {
+    char version[256];
+    uint32_t start, end;
+} hr_output_span;
+
 typedef struct hr_generate_output {
     const hr_generate_item *item;
     const hr_tokenizer *tokenizer; /* NULL: no text */
@@ -41,15 +52,20 @@ typedef struct hr_generate_output {
     hr_position_list prompt, tokens;
     hr_buf text; /* certain: never taken back */
     hr_detokenizer *detokenizer;
-    hr_stop *stop;     /* NULL without stop strings */
-    int matched_stop;  /* index into item->stops, -1 */
+    hr_stop *stop;     /* NULL without stop strings and expressions */
+    int matched_stop;  /* index into item->stops, then stop_regexes; -1 */
     bool has_withheld; /* the last token is a stop token, whose text is not shown */
     uint32_t withheld;
-    bool failed; /* out of memory: what is here is not complete */
+    bool failed; /* see error; what is here is not complete */
+    hr_error error;
+    bool is_copy;
+    hr_output_mark before; /* of a copy: what it leaves out */
 
     bool finished;
-    hr_finish finish; /* message and weight_version point into the buffers below */
+    hr_finish finish; /* message and weight_version point into the buffers below; no spans */
     char message[256], weight_version[256];
+    hr_output_span *spans; /* contiguous from 0 to all tokens; a copy borrows them */
+    size_t n_spans;
 } hr_generate_output;
 
 /* item, tokenizer and eos_ids must outlive the output. ERR_INVALID (stop strings), ERR_NO_MEMORY;
@@ -66,8 +82,20 @@ hr_token_verdict hr_generate_output_token(hr_generate_output *out,
                                           const hr_position_logprobs *token);
 void hr_generate_output_finish(hr_generate_output *out, const hr_finish *finish);
 
-/* Makes copy show what out shows now (for writing without the lock); copy was zeroed or is an older
- * copy. It can only be read and freed. False when out of memory. */
-bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output *out);
+/* Finishes an output that never got to the engine. */
+void hr_generate_output_abort(hr_generate_output *out, const char *message,
+                              const char *weight_version);
+
+/* What matched, as finish_reason names it; NULL when no string or expression did. */
+const char *hr_generate_output_matched(const hr_generate_output *out);
+
+/* Everything out shows now. */
+hr_output_mark hr_generate_output_mark(const hr_generate_output *out);
+
+/* Makes copy show what out shows now (for writing without the lock), but for what came before
+ * since; copy was zeroed or is an older copy. It can only be read and freed, before out is. False
+ * when out of memory. */
+bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output *out,
+                             hr_output_mark since);
 
 #endif

@@ -73,8 +73,8 @@ static void write_stop(hr_json_writer *w, const hr_generate_output *out) {
     hr_json_key(w, "matched");
     if (out->finish.type == HR_FINISH_STOP_TOKEN)
         hr_json_write_u64(w, out->finish.matched_token);
-    else if (out->matched_stop >= 0)
-        hr_json_write_string(w, out->item->stops[out->matched_stop]);
+    else if (hr_generate_output_matched(out) != NULL)
+        hr_json_write_string(w, hr_generate_output_matched(out));
     else
         hr_json_write_null(w);
 }
@@ -129,6 +129,18 @@ static void write_all_logprobs(writing *x) {
     }
 }
 
+void hr_generate_reply_spans(const hr_generate_output *out, hr_json_writer *w) {
+    hr_json_array_begin(w);
+    for (size_t i = 0; i < out->n_spans; i++) {
+        hr_json_object_begin(w);
+        hr_json_put_string(w, "version", out->spans[i].version);
+        hr_json_put_u64(w, "start", out->spans[i].start);
+        hr_json_put_u64(w, "end", out->spans[i].end);
+        hr_json_object_end(w);
+    }
+    hr_json_array_end(w);
+}
+
 static void write_meta(writing *x, const hr_reply_options *options) {
     hr_json_writer *w = x->w;
     const hr_generate_output *out = x->out;
@@ -142,7 +154,7 @@ static void write_meta(writing *x, const hr_reply_options *options) {
     hr_json_put_u64(w, "num_retractions", out->finish.retractions);
     if (out->item->return_logprob)
         write_all_logprobs(x);
-    hr_json_put_u64(w, "completion_tokens", out->tokens.n);
+    hr_json_put_u64(w, "completion_tokens", out->before.tokens + out->tokens.n);
     hr_json_put_u64(w, "cached_tokens", out->finish.cached_tokens);
     hr_json_put_u64(w, "reasoning_tokens", 0);
     hr_json_key(w, "lora_path");
@@ -151,6 +163,8 @@ static void write_meta(writing *x, const hr_reply_options *options) {
     else
         hr_json_write_null(w);
     if (out->finished) {
+        hr_json_key(w, "weight_versions");
+        hr_generate_reply_spans(out, w);
         hr_json_key(w, "e2e_latency");
         hr_json_write_f32(w, (float)((double)out->finish.e2e_ns * 1e-9));
     }

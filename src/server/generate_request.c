@@ -15,8 +15,8 @@ static const char *const known_keys[] = {
     "text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len",
     "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "stream", "lora_path",
     /* no effect on the result */
-    "lora_id", "extra_key", "cache_salt", "priority", "log_metrics", "background", "modalities",
-    "http_worker_ipc", "conversation_id", "reasoning", "validation_time"};
+    "model", "lora_id", "extra_key", "cache_salt", "priority", "log_metrics", "background",
+    "modalities", "http_worker_ipc", "conversation_id", "reasoning", "validation_time"};
 
 /* Keys that would change the result and are not supported: fine when absent, null, false, zero or
  * empty. */
@@ -317,7 +317,9 @@ static hr_status name_items(const cJSON *body, hr_generate_request *r, hr_error 
                 HR_TRY(random_rid(r->memory, &r->items[i].rid, err));
             else if (numbered)
                 HR_TRY(numbered_rid(r->memory, base, field.is_list ? s : i, &r->items[i].rid, err));
-            else
+            if (base != NULL && numbered)
+                r->items[i].batch_rid = base;
+            else if (base != NULL)
                 r->items[i].rid = base;
         }
     }
@@ -338,21 +340,28 @@ static hr_status read_body(const cJSON *body, hr_generate_request *r, hr_error *
     return name_items(body, r, err);
 }
 
-hr_status hr_generate_request_parse(const char *body, size_t len, hr_generate_request *out,
-                                    hr_error *err) {
+hr_status hr_generate_request_read(cJSON *tree, hr_generate_request *out, hr_error *err) {
     hr_generate_request r = {.memory = calloc(1, sizeof *r.memory)};
-    if (r.memory == NULL)
+    if (r.memory == NULL) {
+        cJSON_Delete(tree);
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for the request");
-    hr_status status = hr_json_parse(body, len, 0, &r.memory->tree, err);
-    if (status != HR_OK)
-        hr_fail_context(err, status, "the request body is not valid JSON");
-    else
-        status = read_body(r.memory->tree, &r, err);
+    }
+    r.memory->tree = tree;
+    hr_status status = read_body(tree, &r, err);
     if (status != HR_OK)
         hr_generate_memory_free(r.memory);
     else
         *out = r;
     return status;
+}
+
+hr_status hr_generate_request_parse(const char *body, size_t len, hr_generate_request *out,
+                                    hr_error *err) {
+    cJSON *tree = NULL;
+    hr_status status = hr_json_parse(body, len, 0, &tree, err);
+    if (status != HR_OK)
+        return hr_fail_context(err, status, "the request body is not valid JSON");
+    return hr_generate_request_read(tree, out, err);
 }
 
 void hr_generate_request_free(hr_generate_request *request) {

@@ -16,13 +16,17 @@
 
 #define HR_GENERATE_MAX_ITEMS 8192
 #define HR_GENERATE_MAX_STOPS 256
+#define HR_GENERATE_MAX_STOP_REGEXES 16
 #define HR_GENERATE_MAX_RID 256
+
+struct cJSON;
 
 typedef struct hr_generate_item {
     const char *text; /* NULL: input_ids */
     const uint32_t *input_ids;
     size_t n_input_ids;
     const char *rid;
+    const char *batch_rid; /* the rid that was sent, when rid is it and a number; else NULL */
     const char *lora_name; /* NULL = base model */
     bool return_logprob;
     int64_t logprob_start_len;
@@ -32,6 +36,9 @@ typedef struct hr_generate_item {
     hr_sampling_params sampling;
     const char *const *stops;
     size_t n_stops;
+    const char *const *stop_regexes;
+    size_t n_stop_regexes;
+    uint32_t stream_interval; /* tokens between two events; 0 = not said */
     bool skip_special_tokens, spaces_between_special_tokens, no_stop_trim;
 } hr_generate_item;
 
@@ -52,6 +59,10 @@ typedef struct hr_generate_request {
  * Thread-safe. */
 hr_status hr_generate_request_parse(const char *body, size_t len, hr_generate_request *out,
                                     hr_error *err);
+
+/* The same from a tree that another route made in that shape; the request owns it from now on, also
+ * when this fails. */
+hr_status hr_generate_request_read(struct cJSON *tree, hr_generate_request *out, hr_error *err);
 
 void hr_generate_request_free(hr_generate_request *request);
 

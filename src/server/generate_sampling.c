@@ -19,6 +19,7 @@ static const char *const plain_keys[] = {
     "repetition_penalty",
     "n",
     "stop",
+    "stop_regex",
     "stop_token_ids",
     "ignore_eos",
     "skip_special_tokens",
@@ -26,8 +27,7 @@ static const char *const plain_keys[] = {
     "spaces_between_special_tokens",
     "logit_bias",
     "sampling_seed",
-    "stream_interval", /* a hint: events are sent as they come, and merged when the client is slow
-                        */
+    "stream_interval",
 };
 
 static const struct {
@@ -37,7 +37,6 @@ static const struct {
     {"regex", "constrained decoding is not supported"},
     {"ebnf", "constrained decoding is not supported"},
     {"structural_tag", "constrained decoding is not supported"},
-    {"stop_regex", "only stop and stop_token_ids are supported"},
     {"custom_params", "custom logit processors are not supported"},
 };
 
@@ -130,32 +129,33 @@ hr_status hr_generate_ids_parse(const cJSON *list, const char *what,
     return HR_OK;
 }
 
-static hr_status read_stops(const cJSON *params, const char *what,
-                            struct hr_generate_memory *memory, hr_generate_item *item,
-                            hr_error *err) {
-    const cJSON *stop = hr_json_get_present(params, "stop");
-    if (stop == NULL)
+/* stop or stop_regex: one string, or a list of at most max. */
+static hr_status read_strings(const cJSON *params, const char *what, const char *key, size_t max,
+                              struct hr_generate_memory *memory, const char *const **out, size_t *n,
+                              hr_error *err) {
+    const cJSON *value = hr_json_get_present(params, key);
+    if (value == NULL)
         return HR_OK;
-    bool single = cJSON_IsString(stop);
-    if (!single && !cJSON_IsArray(stop))
+    bool single = cJSON_IsString(value);
+    if (!single && !cJSON_IsArray(value))
         return hr_fail(err, HR_ERR_INVALID,
-                       "%s.stop: wanted a string or a list of strings, came a %s", what,
-                       hr_json_kind(stop));
-    size_t count = single ? 1 : (size_t)cJSON_GetArraySize(stop);
-    if (count > HR_GENERATE_MAX_STOPS)
-        return hr_fail(err, HR_ERR_LIMIT, "%s.stop: %zu strings are over the limit of %d", what,
-                       count, HR_GENERATE_MAX_STOPS);
-    const char **stops = NULL;
-    HR_TRY(hr_generate_alloc(memory, count, sizeof *stops, &stops, err));
-    const cJSON *one = single ? stop : stop->child;
+                       "%s.%s: wanted a string or a list of strings, came a %s", what, key,
+                       hr_json_kind(value));
+    size_t count = single ? 1 : (size_t)cJSON_GetArraySize(value);
+    if (count > max)
+        return hr_fail(err, HR_ERR_LIMIT, "%s.%s: %zu strings are over the limit of %zu", what, key,
+                       count, max);
+    const char **strings = NULL;
+    HR_TRY(hr_generate_alloc(memory, count, sizeof *strings, &strings, err));
+    const cJSON *one = single ? value : value->child;
     for (size_t i = 0; i < count; i++, one = one->next) {
         if (!cJSON_IsString(one) || one->valuestring[0] == '\0')
-            return hr_fail(err, HR_ERR_INVALID, "%s.stop[%zu]: wanted a string that is not empty",
-                           what, i);
-        stops[i] = one->valuestring;
+            return hr_fail(err, HR_ERR_INVALID, "%s.%s[%zu]: wanted a string that is not empty",
+                           what, key, i);
+        strings[i] = one->valuestring;
     }
-    item->stops = stops;
-    item->n_stops = count;
+    *out = strings;
+    *n = count;
     return HR_OK;
 }
 
@@ -205,9 +205,10 @@ static hr_status read_seed(const cJSON *params, const char *what, hr_sampling_pa
     return HR_OK;
 }
 
-static hr_status read_lengths(const cJSON *params, const char *what, hr_sampling_params *s,
+static hr_status read_lengths(const cJSON *params, const char *what, hr_generate_item *item,
                               size_t *n_samples, hr_error *err) {
-    int64_t max_new = s->max_new_tokens, min_new = 0, n = 1, top_k = -1, interval = 1;
+    hr_sampling_params *s = &item->sampling;
+    int64_t max_new = s->max_new_tokens, min_new = 0, n = 1, top_k = -1, interval = 0;
     HR_TRY(read_i64(params, what, "max_new_tokens", 0, MAX_NEW_TOKENS, &max_new, err));
     HR_TRY(read_i64(params, what, "min_new_tokens", 0, MAX_NEW_TOKENS, &min_new, err));
     if (min_new > max_new)
@@ -222,6 +223,7 @@ static hr_status read_lengths(const cJSON *params, const char *what, hr_sampling
     s->max_new_tokens = (uint32_t)max_new;
     s->min_new_tokens = (uint32_t)min_new;
     s->top_k = (int32_t)top_k;
+    item->stream_interval = (uint32_t)interval;
     *n_samples = (size_t)n;
     return HR_OK;
 }
@@ -244,7 +246,7 @@ hr_status hr_generate_sampling_parse(const cJSON *params, const char *what,
     }
 
     hr_sampling_params *s = &item->sampling;
-    HR_TRY(read_lengths(params, what, s, n_samples, err));
+    HR_TRY(read_lengths(params, what, item, n_samples, err));
     HR_TRY(read_f32(params, what, "temperature", 0, FLT_MAX, &s->temperature, err));
     HR_TRY(read_positive_f32(params, what, "top_p", 1, &s->top_p, err));
     HR_TRY(read_f32(params, what, "min_p", 0, 1, &s->min_p, err));
@@ -258,7 +260,10 @@ hr_status hr_generate_sampling_parse(const cJSON *params, const char *what,
     HR_TRY(read_bool(params, what, "spaces_between_special_tokens",
                      &item->spaces_between_special_tokens, err));
     HR_TRY(read_bool(params, what, "no_stop_trim", &item->no_stop_trim, err));
-    HR_TRY(read_stops(params, what, memory, item, err));
+    HR_TRY(read_strings(params, what, "stop", HR_GENERATE_MAX_STOPS, memory, &item->stops,
+                        &item->n_stops, err));
+    HR_TRY(read_strings(params, what, "stop_regex", HR_GENERATE_MAX_STOP_REGEXES, memory,
+                        &item->stop_regexes, &item->n_stop_regexes, err));
     const cJSON *stop_ids = hr_json_get_present(params, "stop_token_ids");
     char name[96];
     snprintf(name, sizeof name, "%s.stop_token_ids", what);

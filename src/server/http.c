@@ -40,6 +40,7 @@ struct hr_exchange {
     struct MHD_Connection *connection; /* its I/O thread only, or while suspended */
     const hr_route *route;             /* NULL: 404 or 405 */
     unsigned allowed;
+    unsigned refused; /* 401 or 403: the caller may not */
     char *path;
     bool dispatched;
 
@@ -54,6 +55,7 @@ struct hr_exchange {
 
     bool replied, streamed;
     unsigned status;
+    const char *content_type; /* NULL: JSON */
     hr_buf reply;
     struct {
         const char *name;
@@ -108,6 +110,23 @@ const char *hr_exchange_path(const hr_exchange *x) {
 const char *hr_exchange_body(const hr_exchange *x, size_t *len) {
     *len = x->body.len;
     return x->body.data != NULL ? x->body.data : "";
+}
+
+const char *hr_exchange_query(const hr_exchange *x, const char *key) {
+    const char *value = NULL;
+    size_t len = 0;
+    if (MHD_lookup_connection_value_n(x->connection, MHD_GET_ARGUMENT_KIND, key, strlen(key),
+                                      &value, &len) != MHD_YES)
+        return NULL;
+    return value != NULL ? value : "";
+}
+
+const char *hr_exchange_request_header(const hr_exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+
+void hr_exchange_content_type(hr_exchange *x, const char *type) {
+    x->content_type = type;
 }
 
 void hr_exchange_header(hr_exchange *x, const char *name, const char *value) {
@@ -227,7 +246,7 @@ static void unref_stream(void *cls) {
 
 static enum MHD_Result send_reply(hr_exchange *x) {
     struct MHD_Response *response;
-    const char *type = "application/json";
+    const char *type = x->content_type != NULL ? x->content_type : "application/json";
     if (x->streamed) {
         type = "text/event-stream; charset=utf-8";
         response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 * 1024, read_stream,
@@ -267,6 +286,17 @@ static void mark_dispatched(hr_exchange *x) {
     pthread_mutex_unlock(&x->http->lock);
 }
 
+/* Paths that watchdogs and scrapers call are open whatever they lead to; a path that leads nowhere
+ * is as closed as most, so that nobody learns the routes without a key. */
+static unsigned authorize(const hr_http *http, hr_method method, const hr_exchange *x,
+                          const char *authorization) {
+    hr_auth_level level = x->route != NULL ? x->route->level : HR_AUTH_NORMAL;
+    if (method == HR_METHOD_OPTIONS || strncmp(x->path, "/health", 7) == 0 ||
+        strncmp(x->path, "/metrics", 8) == 0)
+        level = HR_AUTH_OPEN;
+    return hr_auth_check(&http->options.keys, level, authorization);
+}
+
 static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, const char *path,
                              const char *method, void **state) {
     hr_exchange *x = calloc(1, sizeof *x);
@@ -283,6 +313,8 @@ static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, c
     pthread_mutex_init(&x->lock, NULL);
     x->route = hr_router_find(http->options.routes, http->options.n_routes,
                               hr_method_from_name(method), path, &x->allowed);
+    x->refused = authorize(http, hr_method_from_name(method), x,
+                           hr_exchange_request_header(x, MHD_HTTP_HEADER_AUTHORIZATION));
 
     pthread_mutex_lock(&http->lock);
     x->id = ++http->last_id;
@@ -331,21 +363,34 @@ static enum MHD_Result cut_off(hr_exchange *x) {
 
 static enum MHD_Result take_body(hr_exchange *x, const char *data, size_t size) {
     const hr_http_options *options = &x->http->options;
-    if (x->route != NULL && !x->too_large && size <= options->max_body - x->body.len) {
+    bool wanted = x->route != NULL && x->refused == 0;
+    if (wanted && !x->too_large && size <= options->max_body - x->body.len) {
         hr_buf_append(&x->body, data, size);
         return MHD_YES;
     }
-    if (x->route != NULL)
+    if (wanted)
         x->too_large = true;
     hr_buf_free(&x->body);
     x->dropped += size;
     return x->dropped > options->max_drain ? cut_off(x) : MHD_YES;
 }
 
+/* What clients of SGLang look for. */
+static void reply_refused(hr_exchange *x) {
+    hr_buf body = {0};
+    hr_buf_puts(&body,
+                x->refused == 401 ? "{\"error\":\"Unauthorized\"}" : "{\"error\":\"Forbidden\"}");
+    if (x->refused == 401)
+        hr_exchange_header(x, "WWW-Authenticate", "Bearer");
+    hr_exchange_reply(x, x->refused, &body);
+}
+
 static void dispatch(hr_exchange *x) {
     char text[64], message[256];
     mark_dispatched(x);
-    if (x->route == NULL && x->allowed == 0) {
+    if (x->refused != 0) {
+        reply_refused(x);
+    } else if (x->route == NULL && x->allowed == 0) {
         snprintf(message, sizeof message, "no such route: %.200s", x->path);
         hr_reply_error(x, 404, message);
     } else if (x->route == NULL) {
@@ -523,6 +568,8 @@ hr_status hr_http_start(const hr_http_options *options, int fd, hr_http **out, h
     hr_http *http = calloc(1, sizeof *http);
     if (http == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for the HTTP server");
+    for (size_t i = 0; i < options->n_routes; i++)
+        HR_ASSERT(options->routes[i].level != HR_AUTH_UNSET);
     http->options = *options;
     atomic_init(&http->quiesced, false);
     atomic_init(&http->stopping, false);

@@ -21,10 +21,11 @@ typedef struct hr_http hr_http;
 typedef struct hr_http_options {
     const hr_route *routes; /* must outlive the server */
     size_t n_routes;
-    void *app;        /* handed to every handler */
-    unsigned threads; /* I/O threads, at least 1 */
-    size_t max_body;  /* longer request bodies are answered 413 */
-    size_t max_drain; /* bytes read and dropped beyond it before the connection is cut */
+    void *app;         /* handed to every handler */
+    hr_auth_keys keys; /* strings must outlive the server */
+    unsigned threads;  /* I/O threads, at least 1 */
+    size_t max_body;   /* longer request bodies are answered 413 */
+    size_t max_drain;  /* bytes read and dropped beyond it before the connection is cut */
 } hr_http_options;
 
 /* Binds host and port without accepting yet, so that a taken port is known before a model is
@@ -49,17 +50,25 @@ const char *hr_exchange_path(const hr_exchange *exchange);
 /* The whole body, NUL-terminated; "" when there is none. Valid as long as the exchange. */
 const char *hr_exchange_body(const hr_exchange *exchange, size_t *len);
 
+/* Of the query string, "" for a key without a value; and a header of the request. NULL when absent.
+ * Inside the handler only. */
+const char *hr_exchange_query(const hr_exchange *exchange, const char *key);
+const char *hr_exchange_request_header(const hr_exchange *exchange, const char *name);
+
 /* Answers; takes body's memory over (body is zeroed) and sends it as JSON when it is not empty. A
  * buffer that failed becomes a plain 500. Once per exchange, on its I/O thread: in the handler or
  * in ready. */
 void hr_exchange_reply(hr_exchange *exchange, unsigned status, hr_buf *body);
+/* Type of the reply that follows; a static string. JSON unless said otherwise. */
+void hr_exchange_content_type(hr_exchange *exchange, const char *type);
 /* A header for the reply that follows; name must be a static string, value is copied. At most two.
  */
 void hr_exchange_header(hr_exchange *exchange, const char *name, const char *value);
 
 typedef struct hr_exchange_async {
     void *ctx;
-    /* Deferred: after a wake, on the I/O thread; must call hr_exchange_reply. NULL for a stream. */
+    /* Deferred: after a wake, on the I/O thread; must call hr_exchange_reply, or hr_exchange_stream
+     * with the same ctx. NULL for a stream. */
     void (*ready)(hr_exchange *exchange, void *ctx);
     /* Stream: appends what there is to send to out (nothing is fine: it is asked again after the
      * next wake); true = that was the last of it. On the I/O thread. NULL when deferred. */

@@ -3,6 +3,8 @@
 
 #include "format/json_writer.h"
 
+#include <stdio.h>
+
 unsigned hr_http_status_of(hr_status status) {
     switch (status) {
     case HR_OK:
@@ -62,4 +64,40 @@ void hr_reply_error(hr_exchange *exchange, unsigned http_status, const char *mes
 
 void hr_reply_failure(hr_exchange *exchange, const hr_error *err) {
     hr_reply_error(exchange, hr_http_status_of(err->status), err->message);
+}
+
+void hr_reply_openai_failure(hr_exchange *exchange, const hr_error *err) {
+    unsigned http_status = hr_http_status_of(err->status);
+    hr_buf body = {0};
+    hr_json_writer w;
+    hr_json_writer_init(&w, &body);
+    hr_json_object_begin(&w);
+    hr_json_put_string(&w, "object", "error");
+    hr_json_put_string(&w, "message", err->message);
+    hr_json_put_string(&w, "type", http_status == 400 ? "BadRequestError" : type_of(http_status));
+    hr_json_put_null(&w, "param");
+    hr_json_put_u64(&w, "code", http_status);
+    hr_json_object_end(&w);
+    if (http_status == 503)
+        hr_exchange_header(exchange, "Retry-After", "1");
+    hr_exchange_reply(exchange, http_status, &body);
+}
+
+void hr_reply_model_not_found(hr_exchange *exchange, const char *model) {
+    char message[512];
+    hr_buf body = {0};
+    hr_json_writer w;
+    snprintf(message, sizeof message,
+             "The model '%.300s' is not served; GET /v1/models lists what is", model);
+    hr_json_writer_init(&w, &body);
+    hr_json_object_begin(&w);
+    hr_json_key(&w, "error");
+    hr_json_object_begin(&w);
+    hr_json_put_string(&w, "message", message);
+    hr_json_put_string(&w, "type", "invalid_request_error");
+    hr_json_put_string(&w, "param", "model");
+    hr_json_put_string(&w, "code", "model_not_found");
+    hr_json_object_end(&w);
+    hr_json_object_end(&w);
+    hr_exchange_reply(exchange, 404, &body);
 }

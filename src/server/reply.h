@@ -15,4 +15,10 @@ void hr_error_body(unsigned http_status, const char *message, hr_buf *out);
 void hr_reply_error(hr_exchange *exchange, unsigned http_status, const char *message);
 void hr_reply_failure(hr_exchange *exchange, const hr_error *err);
 
+/* The same for /v1 routes, in the flat form that OpenAI clients of SGLang read: {"object":"error",
+ * "message", "type", "param", "code"}. */
+void hr_reply_openai_failure(hr_exchange *exchange, const hr_error *err);
+/* 404 for a model that is not served. */
+void hr_reply_model_not_found(hr_exchange *exchange, const char *model);
+
 #endif

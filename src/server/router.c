@@ -1,6 +1,7 @@
 /* The table of routes. */
 #include "server/router.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,14 +12,22 @@ hr_method hr_method_from_name(const char *name) {
         return HR_METHOD_POST;
     if (strcmp(name, "PUT") == 0)
         return HR_METHOD_PUT;
+    if (strcmp(name, "OPTIONS") == 0)
+        return HR_METHOD_OPTIONS;
     return HR_METHOD_OTHER;
+}
+
+static bool matches(const char *route, const char *path) {
+    size_t len = strlen(route);
+    bool longer = len > 0 && route[len - 1] == '/' && strncmp(route, path, len) == 0;
+    return longer ? path[len] != '\0' : strcmp(route, path) == 0;
 }
 
 const hr_route *hr_router_find(const hr_route *routes, size_t n_routes, hr_method method,
                                const char *path, unsigned *allowed) {
     *allowed = 0;
     for (size_t i = 0; i < n_routes; i++) {
-        if (strcmp(routes[i].path, path) != 0)
+        if (!matches(routes[i].path, path))
             continue;
         if ((routes[i].methods & (unsigned)method) != 0)
             return &routes[i];

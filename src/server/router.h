@@ -4,12 +4,15 @@
 #ifndef HR_SERVER_ROUTER_H
 #define HR_SERVER_ROUTER_H
 
+#include "server/auth.h"
+
 #include <stddef.h>
 
 typedef enum hr_method {
     HR_METHOD_GET = 1, /* HEAD too: the same answer without its body */
     HR_METHOD_POST = 2,
     HR_METHOD_PUT = 4,
+    HR_METHOD_OPTIONS = 8, /* no route takes it: it is answered with what the path takes */
     HR_METHOD_OTHER = 0
 } hr_method;
 
@@ -21,8 +24,9 @@ typedef void (*hr_handler)(hr_exchange *exchange, void *app);
 
 typedef struct hr_route {
     unsigned methods; /* hr_method bits */
-    const char *path; /* whole path, exact */
+    const char *path; /* whole path, exact; one that ends with '/' takes every longer path too */
     hr_handler handler;
+    hr_auth_level level; /* who may call it; there is no default */
 } hr_route;
 
 hr_method hr_method_from_name(const char *name);

@@ -1,31 +1,13 @@
-/* /load_lora_adapter and /unload_lora_adapter: read on an I/O thread, done on the worker thread. */
+/* /load_lora_adapter and /unload_lora_adapter. */
 #include "format/json.h"
 #include "format/json_writer.h"
-#include "server/app.h"
+#include "server/call.h"
 #include "server/reply.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-typedef struct call {
-    hr_server *server;
-    hr_exchange *exchange;
-    cJSON *body; /* owns name and path */
-    const char *name, *path;
-    bool pinned;
-    hr_status status;
-    hr_error err;
-} call;
-
-static void release(void *ctx) {
-    call *c = ctx;
-    cJSON_Delete(c->body);
-    free(c);
-}
 
 /* {"success", "error_message", "loaded_adapters": {name: path}} */
-static void answer(hr_exchange *exchange, void *ctx) {
-    call *c = ctx;
+static void answer(hr_exchange *exchange, hr_call *c) {
     hr_adapter_info *adapters = NULL;
     size_t n = 0;
     hr_status status = hr_engine_list_adapters(c->server->options.engine, &adapters, &n, NULL);
@@ -48,34 +30,16 @@ static void answer(hr_exchange *exchange, void *ctx) {
     hr_exchange_reply(exchange, http_status, &body);
 }
 
-static void finish(call *c) {
-    hr_exchange *exchange = c->exchange; /* c may be gone once it is woken and let go */
-    hr_exchange_wake(exchange);
-    hr_exchange_unref(exchange);
-}
-
-static void run_load(void *arg) {
-    call *c = arg;
+static void run_load(hr_call *c) {
     c->status =
         hr_engine_load_adapter(c->server->options.engine, c->name, c->path, c->pinned, &c->err);
-    finish(c);
 }
 
-static void run_unload(void *arg) {
-    call *c = arg;
+static void run_unload(hr_call *c) {
     c->status = hr_engine_unload_adapter(c->server->options.engine, c->name, &c->err);
-    finish(c);
 }
 
-static hr_status read_call(hr_exchange *exchange, bool load, call *c, hr_error *err) {
-    size_t len = 0;
-    const char *text = hr_exchange_body(exchange, &len);
-    hr_status status = hr_json_parse(text, len, 0, &c->body, err);
-    if (status != HR_OK)
-        return hr_fail_context(err, status, "the request body is not valid JSON");
-    if (!cJSON_IsObject(c->body))
-        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came a %s",
-                       hr_json_kind(c->body));
+static hr_status read_call(hr_call *c, bool load, hr_error *err) {
     HR_TRY(hr_json_get_string(c->body, "lora_name", &c->name, err));
     if (!load)
         return HR_OK;
@@ -85,24 +49,17 @@ static hr_status read_call(hr_exchange *exchange, bool load, call *c, hr_error *
 
 static void handle(hr_exchange *exchange, hr_server *server, bool load) {
     hr_error err;
-    call *c = calloc(1, sizeof *c);
-    if (c == NULL) {
-        hr_reply_error(exchange, 500, "out of memory for the call");
+    hr_call *c = hr_call_new(server, exchange);
+    if (c == NULL)
         return;
-    }
-    c->server = server;
-    c->exchange = exchange;
-    if (read_call(exchange, load, c, &err) != HR_OK) {
+    if (read_call(c, load, &err) != HR_OK) {
         hr_reply_failure(exchange, &err);
-        release(c);
+        hr_call_free(c);
         return;
     }
-    hr_exchange_async async = {.ctx = c, .ready = answer, .release = release};
-    hr_exchange_defer(exchange, &async);
-    hr_exchange_ref(exchange);
-    c->status = hr_worker_submit(server->worker, load ? run_load : run_unload, c, &c->err);
-    if (c->status != HR_OK)
-        finish(c);
+    c->run = load ? run_load : run_unload;
+    c->answer = answer;
+    hr_call_start(c, server->loads);
 }
 
 void hr_route_load_adapter(hr_exchange *exchange, void *app) {

@@ -13,17 +13,37 @@
 #define MAX_DRAIN ((size_t)64 << 20)
 #define LAST_BYTES_MS 5000 /* for clients that read their answers slowly when the server stops */
 
+#define GET HR_METHOD_GET
+#define POST HR_METHOD_POST
+#define PUT HR_METHOD_PUT
+
 static const hr_route routes[] = {
-    {HR_METHOD_POST | HR_METHOD_PUT, "/generate", hr_route_generate},
-    {HR_METHOD_POST, "/load_lora_adapter", hr_route_load_adapter},
-    {HR_METHOD_POST, "/unload_lora_adapter", hr_route_unload_adapter},
-    {HR_METHOD_GET, "/health", hr_route_health},
-    {HR_METHOD_GET, "/v1/models", hr_route_models},
-    {HR_METHOD_GET, "/model_info", hr_route_model_info},
-    {HR_METHOD_GET, "/get_model_info", hr_route_model_info},
+    {POST | PUT, "/generate", hr_route_generate, HR_AUTH_NORMAL},
+    {POST, "/v1/completions", hr_route_completions, HR_AUTH_NORMAL},
+    {GET, "/v1/models", hr_route_models, HR_AUTH_NORMAL},
+    {GET, "/v1/models/", hr_route_model, HR_AUTH_NORMAL},
+    {POST, "/load_lora_adapter", hr_route_load_adapter, HR_AUTH_ADMIN_OPTIONAL},
+    {POST, "/unload_lora_adapter", hr_route_unload_adapter, HR_AUTH_ADMIN_OPTIONAL},
+    {POST, "/pause_generation", hr_route_pause, HR_AUTH_ADMIN_OPTIONAL},
+    {POST, "/continue_generation", hr_route_continue, HR_AUTH_ADMIN_OPTIONAL},
+    {GET | POST, "/flush_cache", hr_route_flush_cache, HR_AUTH_ADMIN_OPTIONAL},
+    {POST, "/abort_request", hr_route_abort, HR_AUTH_ADMIN_OPTIONAL},
+    {GET, "/model_info", hr_route_model_info, HR_AUTH_NORMAL},
+    {GET, "/get_model_info", hr_route_model_info, HR_AUTH_NORMAL},
+    {GET, "/server_info", hr_route_server_info, HR_AUTH_NORMAL},
+    {GET, "/get_server_info", hr_route_server_info, HR_AUTH_NORMAL},
+    {GET, "/get_weight_version", hr_route_removed, HR_AUTH_NORMAL},
+    {GET, "/weight_version", hr_route_removed, HR_AUTH_NORMAL},
+    {GET, "/health", hr_route_health, HR_AUTH_OPEN},
+    {GET, "/health_generate", hr_route_health_generate, HR_AUTH_OPEN},
 };
 
-void hr_app_note_unknown_key(hr_server *server, const char *key) {
+const hr_route *hr_server_routes(size_t *n) {
+    *n = sizeof routes / sizeof routes[0];
+    return routes;
+}
+
+void hr_app_note_unknown_key(hr_server *server, const char *path, const char *key) {
     bool noted = false;
     pthread_mutex_lock(&server->lock);
     for (size_t i = 0; i < server->n_noted && !noted; i++)
@@ -32,13 +52,23 @@ void hr_app_note_unknown_key(hr_server *server, const char *key) {
         char *copy = strdup(key);
         if (copy != NULL)
             server->noted[server->n_noted++] = copy;
-        hr_log(HR_LOG_WARN, "/generate: the key \"%.100s\" is not known and was ignored", key);
+        hr_log(HR_LOG_WARN, "%s: the key \"%.100s\" is not known and was ignored", path, key);
     }
     pthread_mutex_unlock(&server->lock);
 }
 
+static hr_status create_workers(hr_server *server, hr_error *err) {
+    HR_TRY(hr_worker_create(4, &server->loads, err));
+    HR_TRY(hr_worker_create(1, &server->pauses, err));
+    HR_TRY(hr_worker_create(2, &server->flushes, err));
+    return hr_worker_create(2, &server->checks, err);
+}
+
 static void free_server(hr_server *server) {
-    hr_worker_destroy(server->worker);
+    hr_worker_destroy(server->loads);
+    hr_worker_destroy(server->pauses);
+    hr_worker_destroy(server->flushes);
+    hr_worker_destroy(server->checks);
     for (size_t i = 0; i < server->n_noted; i++)
         free(server->noted[i]);
     pthread_mutex_destroy(&server->lock);
@@ -54,16 +84,20 @@ hr_status hr_server_start(const hr_server_options *options, int fd, hr_server **
     server->started = (int64_t)time(NULL);
     atomic_init(&server->draining, false);
     atomic_init(&server->seeds_given, 0);
+    atomic_init(&server->probes_made, 0);
+    if (server->options.stream_interval == 0)
+        server->options.stream_interval = 1;
     pthread_mutex_init(&server->lock, NULL);
     hr_http_options http = {
         .routes = routes,
         .n_routes = sizeof routes / sizeof routes[0],
         .app = server,
+        .keys = options->keys,
         .threads = IO_THREADS,
         .max_body = MAX_BODY,
         .max_drain = MAX_DRAIN,
     };
-    hr_status status = hr_worker_create(&server->worker, err);
+    hr_status status = create_workers(server, err);
     if (status == HR_OK)
         status = hr_http_start(&http, fd, &server->http, err);
     if (status != HR_OK)
@@ -79,7 +113,10 @@ void hr_server_stop(hr_server *server, uint64_t drain_ms) {
     atomic_store(&server->draining, true);
     hr_http_quiesce(server->http);
     hr_engine_drain(server->options.engine, drain_ms);
-    hr_worker_finish(server->worker);
+    hr_worker_finish(server->loads);
+    hr_worker_finish(server->pauses);
+    hr_worker_finish(server->flushes);
+    hr_worker_finish(server->checks);
     hr_http_stop(server->http, LAST_BYTES_MS);
     free_server(server);
 }

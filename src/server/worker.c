@@ -1,4 +1,4 @@
-/* One thread that runs tasks in order. */
+/* A few threads that run tasks in order. */
 #include "server/worker.h"
 
 #include <pthread.h>
@@ -8,7 +8,8 @@
 #define MAX_TASKS 256
 
 struct hr_worker {
-    pthread_t thread;
+    pthread_t threads[HR_WORKER_MAX_THREADS];
+    unsigned n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct {
@@ -39,16 +40,17 @@ static void *work(void *arg) {
     return NULL;
 }
 
-hr_status hr_worker_create(hr_worker **out, hr_error *err) {
+hr_status hr_worker_create(unsigned n_threads, hr_worker **out, hr_error *err) {
     hr_worker *w = calloc(1, sizeof *w);
     if (w == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for a worker");
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
-    if (pthread_create(&w->thread, NULL, work, w) != 0) {
-        pthread_cond_destroy(&w->changed);
-        pthread_mutex_destroy(&w->lock);
-        free(w);
+    while (w->n_threads < n_threads &&
+           pthread_create(&w->threads[w->n_threads], NULL, work, w) == 0)
+        w->n_threads++;
+    if (w->n_threads < n_threads) {
+        hr_worker_destroy(w);
         return hr_fail(err, HR_ERR_NO_MEMORY, "cannot start a worker thread");
     }
     *out = w;
@@ -76,10 +78,10 @@ hr_status hr_worker_submit(hr_worker *w, void (*run)(void *arg), void *arg, hr_e
 void hr_worker_finish(hr_worker *w) {
     pthread_mutex_lock(&w->lock);
     w->finishing = true;
-    pthread_cond_signal(&w->changed);
+    pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
-    if (!w->joined)
-        pthread_join(w->thread, NULL);
+    for (unsigned i = 0; i < w->n_threads && !w->joined; i++)
+        pthread_join(w->threads[i], NULL);
     w->joined = true;
 }
 

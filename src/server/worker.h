@@ -1,5 +1,4 @@
-/* One thread that runs tasks in the order they come: management calls that take long and exclude
- * each other. */
+/* A few threads that run tasks in the order they come: management calls that take long or wait. */
 #ifndef HR_SERVER_WORKER_H
 #define HR_SERVER_WORKER_H
 
@@ -7,7 +6,10 @@
 
 typedef struct hr_worker hr_worker;
 
-hr_status hr_worker_create(hr_worker **out, hr_error *err);
+#define HR_WORKER_MAX_THREADS 8
+
+/* n_threads: 1 to HR_WORKER_MAX_THREADS. */
+hr_status hr_worker_create(unsigned n_threads, hr_worker **out, hr_error *err);
 
 /* Queues run(arg). ERR_STOPPING after hr_worker_finish, ERR_BUSY when too many wait; run is not
  * called then. */

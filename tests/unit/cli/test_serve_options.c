@@ -89,7 +89,8 @@ static void refusals_name_the_flag(void **state) {
         {"", "--model-path is needed"},
         {"--model-path", "--model-path needs a value"},
         {"--model-path m --nonsense", "unknown flag --nonsense"},
-        {"--model-path m --api-key=k", "unknown flag --api-key"},
+        {"--model-path m --api-key=", "--api-key"},
+        {"--model-path m --stream-interval 0", "--stream-interval"},
         {"--model-path m extra", "unexpected argument \"extra\""},
         {"--model-path m --port", "--port needs a value"},
         {"--model-path m --port x", "--port"},
@@ -122,12 +123,43 @@ static void refusals_name_the_flag(void **state) {
 static void foreign_flags_without_effect_are_listed_once(void **state) {
     (void)state;
     char line[] = "--tp-size 1 --model-path m --cuda-graph-bs 1 2 4 --attention-backend triton "
-                  "--disable-radix-cache "
+                  "--disable-cuda-graph "
                   "--attention-backend fa3 --device cpu";
     hr_serve_options o;
     assert_int_equal(parse(line, &o, NULL), HR_OK);
     assert_int_equal(o.n_ignored, 5);
     assert_string_equal(o.ignored[1], "--cuda-graph-bs");
+    hr_serve_options_free(&o);
+}
+
+static void the_flags_can_be_read_but_not_the_keys(void **state) {
+    (void)state;
+    char line[] = "--model-path m --api-key secret --admin-api-key=hidden --stream-output "
+                  "--lora-paths a=/x --threads 2 --disable-radix-cache";
+    hr_serve_options o;
+    hr_buf json = {0};
+    hr_json_writer w;
+    assert_int_equal(parse(line, &o, NULL), HR_OK);
+    assert_string_equal(o.api_key, "secret");
+    assert_string_equal(o.admin_api_key, "hidden");
+    hr_json_writer_init(&w, &json);
+    hr_json_object_begin(&w);
+    hr_serve_options_write(&o, &w);
+    hr_json_object_end(&w);
+    static const char *const wanted[] = {"\"model_path\":\"m\"",
+                                         "\"incremental_streaming_output\":true",
+                                         "\"stream_interval\":1",
+                                         "\"lora_paths\":[\"a=/x\"]",
+                                         "\"threads\":2",
+                                         "\"max_loaded_loras\":null",
+                                         "\"disable_radix_cache\":true",
+                                         "\"tp_size\":1",
+                                         "\"served_model_name\":null"};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        assert_non_null(strstr(json.data, wanted[i]));
+    assert_null(strstr(json.data, "secret"));
+    assert_null(strstr(json.data, "hidden"));
+    hr_buf_free(&json);
     hr_serve_options_free(&o);
 }
 
@@ -158,6 +190,7 @@ int main(void) {
         cmocka_unit_test(adapters_are_named_in_three_ways),
         cmocka_unit_test(refusals_name_the_flag),
         cmocka_unit_test(foreign_flags_without_effect_are_listed_once),
+        cmocka_unit_test(the_flags_can_be_read_but_not_the_keys),
         cmocka_unit_test(help_wins_over_what_is_missing),
         cmocka_unit_test(progress_tells_bytes_rate_and_rest),
     };

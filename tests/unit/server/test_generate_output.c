@@ -125,6 +125,60 @@ static void text_that_may_become_a_stop_string_waits(void **state) {
     hr_generate_output_free(&out);
 }
 
+static void a_stop_that_only_the_last_text_completes_is_still_the_reason(void **state) {
+    (void)state;
+    static const char *const stops[] = {"\xef\xbf\xbd"}, *const regexes[] = {"b\xef\xbf\xbd"};
+    hr_generate_item item = make_item();
+    hr_generate_output out;
+    item.stops = stops;
+    item.n_stops = 1;
+    start(&out, &item);
+    push(&out, (uint32_t[]){A, E1}, 2);
+    finish(&out, HR_FINISH_LENGTH);
+    assert_string_equal(out.text.data, "a");
+    assert_int_equal(out.finish.type, HR_FINISH_STOP_CALLER);
+    assert_string_equal(hr_generate_output_matched(&out), stops[0]);
+    hr_generate_output_free(&out);
+
+    item.n_stops = 0;
+    item.stop_regexes = regexes;
+    item.n_stop_regexes = 1;
+    start(&out, &item);
+    push(&out, (uint32_t[]){A, B, E1}, 3);
+    finish(&out, HR_FINISH_LENGTH);
+    assert_string_equal(out.text.data, "a");
+    assert_int_equal(out.finish.type, HR_FINISH_STOP_CALLER);
+    assert_string_equal(hr_generate_output_matched(&out), regexes[0]);
+    hr_generate_output_free(&out);
+}
+
+static void a_copy_can_leave_out_what_was_shown(void **state) {
+    (void)state;
+    const uint32_t top_ids[] = {A, C};
+    const float top[] = {-0.25f, -0.5f};
+    hr_generate_item item = make_item();
+    hr_generate_output out, copy = {0};
+    start(&out, &item);
+    hr_position_logprobs p = {
+        .token = A, .has_logprob = true, .n_top = 2, .top_ids = top_ids, .top_logprobs = top};
+    hr_generate_output_token(&out, &p);
+    hr_output_mark mark = hr_generate_output_mark(&out);
+    p.token = B;
+    p.n_top = 1;
+    p.top_ids = top_ids + 1;
+    hr_generate_output_token(&out, &p);
+    assert_true(hr_generate_output_copy(&copy, &out, mark));
+    assert_string_equal(copy.text.data, "b");
+    assert_int_equal(copy.tokens.n, 1);
+    assert_int_equal(copy.tokens.positions[0].token, B);
+    assert_int_equal(copy.tokens.top_ids[copy.tokens.positions[0].top_at], C);
+    assert_int_equal(copy.before.tokens, 1);
+    assert_true(hr_generate_output_copy(&copy, &out, hr_generate_output_mark(&out)));
+    assert_int_equal(copy.tokens.n + copy.text.len, 0);
+    hr_generate_output_free(&copy);
+    hr_generate_output_free(&out);
+}
+
 static void a_character_is_never_split(void **state) {
     (void)state;
     hr_generate_item item = make_item();
@@ -253,9 +307,11 @@ static void an_answer_has_sglangs_shape(void **state) {
         "\"type\":\"length\","
         "\"length\":1},\"prompt_tokens\":2,\"weight_version\":\"v1\",\"num_retractions\":0,"
         "\"completion_tokens\":1,"
-        "\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\",\"e2e_latency\":0.0}}";
+        "\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\",\"weight_versions\":[{"
+        "\"version\":\"v1\",\"start\":0,"
+        "\"end\":1}],\"e2e_latency\":0.0}}";
     assert_reply(&out, &options, wanted);
-    assert_true(hr_generate_output_copy(&copy, &out));
+    assert_true(hr_generate_output_copy(&copy, &out, (hr_output_mark){0}));
     assert_reply(&copy, &options, wanted);
     hr_generate_output_free(&copy);
     hr_generate_output_free(&out);
@@ -292,6 +348,8 @@ int main(void) {
         cmocka_unit_test(a_stop_string_ends_the_text_before_it),
         cmocka_unit_test(no_stop_trim_keeps_the_stop_string),
         cmocka_unit_test(text_that_may_become_a_stop_string_waits),
+        cmocka_unit_test(a_stop_that_only_the_last_text_completes_is_still_the_reason),
+        cmocka_unit_test(a_copy_can_leave_out_what_was_shown),
         cmocka_unit_test(a_character_is_never_split),
         cmocka_unit_test(the_stop_token_is_in_the_ids_and_not_in_the_text),
         cmocka_unit_test(special_tokens_show_only_when_asked_for),

@@ -118,7 +118,9 @@ static void each_refused_sampling_parameter_is_named(void **state) {
         {"\"regex\":\"a\"", "regex"},
         {"\"ebnf\":\"a\"", "ebnf"},
         {"\"structural_tag\":\"a\"", "structural_tag"},
-        {"\"stop_regex\":\"a\"", "stop_regex"},
+        {"\"stop_regex\":4", "stop_regex"},
+        {"\"stop_regex\":[\"a\",\"\"]", "stop_regex[1]"},
+        {"\"stream_interval\":0", "stream_interval"},
         {"\"custom_params\":{}", "custom_params"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -228,6 +230,7 @@ static void samples_of_a_prompt_stand_together(void **state) {
     for (size_t i = 0; i < 4; i++) {
         assert_string_equal(r.items[i].text, texts[i]);
         assert_string_equal(r.items[i].rid, rids[i]);
+        assert_string_equal(r.items[i].batch_rid, "X");
         assert_int_equal(r.items[i].sampling.seed,
                          10 + i % 2); /* else both samples would be the same */
     }
@@ -250,6 +253,7 @@ static void a_list_of_one_is_still_a_list(void **state) {
     hr_generate_request r = parse("{\"text\":[\"p\"],\"rid\":\"X\"}");
     assert_true(r.is_list);
     assert_string_equal(r.items[0].rid, "X");
+    assert_null(r.items[0].batch_rid);
     hr_generate_request_free(&r);
 }
 

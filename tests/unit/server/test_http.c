@@ -126,11 +126,11 @@ static void stream(hr_exchange *x, void *app) {
 }
 
 static const hr_route routes[] = {
-    {HR_METHOD_GET | HR_METHOD_POST, "/echo", echo},
-    {HR_METHOD_POST, "/later", later},
-    {HR_METHOD_POST, "/at_once", at_once},
-    {HR_METHOD_POST, "/soon", soon},
-    {HR_METHOD_POST, "/stream", stream},
+    {HR_METHOD_GET | HR_METHOD_POST, "/echo", echo, HR_AUTH_OPEN},
+    {HR_METHOD_POST, "/later", later, HR_AUTH_OPEN},
+    {HR_METHOD_POST, "/at_once", at_once, HR_AUTH_OPEN},
+    {HR_METHOD_POST, "/soon", soon, HR_AUTH_OPEN},
+    {HR_METHOD_POST, "/stream", stream, HR_AUTH_OPEN},
 };
 
 static hr_http *http;
