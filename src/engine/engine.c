@@ -171,6 +171,7 @@ static hr_status start_loop(hr_engine *e, const hr_engine_options *o, hr_error *
                 .max_adapters = o->max_loras_per_batch,
                 .n_pages = e->kv.n_pages,
                 .n_workers = o->threads,
+                .disable_prefix_cache = o->disable_prefix_cache,
                 .kernels = hr_model_info_of(e->model)->kernels,
                 .executor = {e, model_step, model_clear_page},
                 .clock = hr_clock_monotonic(),

@@ -4,8 +4,8 @@
  * scheduler thread touches it, except for ending, which any thread may set.
  *
  * ids is the whole sequence: the prompt, then what was generated. A retracted request keeps it and
- * is computed again from position 0; next_prompt_pos and n_ids remember what was delivered, so
- * nothing is delivered twice. */
+ * is computed again from where the prefix cache ends; next_prompt_pos and n_ids remember what was
+ * delivered, so nothing is delivered twice. */
 #ifndef HR_ENGINE_REQUEST_H
 #define HR_ENGINE_REQUEST_H
 
@@ -86,12 +86,16 @@ struct hr_request {
     uint32_t next_prompt_pos; /* next prompt position to deliver */
     uint32_t overtaken;       /* by later requests while its adapter had no place in the batch */
     uint32_t retractions;
-    uint32_t step_rows; /* rows in the step being planned */
+    uint32_t cached_tokens; /* of the prompt: not computed when it first ran */
+    uint32_t step_rows;     /* rows in the step being planned */
 
     /* while it runs (hr_request_prepare) */
     bool prepared;
     uint32_t *pages;
-    uint32_t n_pages, n_clear_pages; /* held; of these cleared for this sequence */
+    uint32_t n_pages;       /* held */
+    uint32_t n_shared;      /* the first of them are held through the prefix cache */
+    uint32_t n_clear_pages; /* the first of them may be written: shared, or cleared for this one */
+    uint64_t cache_epoch;   /* of the prefix cache when it began to run */
     uint32_t result_rows; /* prompt rows of a chunk that may be scored; one more is for the draw */
     hr_row_result *results;          /* [result_rows + 1] */
     hr_position_logprobs *positions; /* [result_rows + 1] */

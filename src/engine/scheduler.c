@@ -6,6 +6,7 @@
 struct hr_scheduler {
     hr_scheduler_config c;
     hr_kv_pages *pages;
+    hr_prefix_cache *cache;
     hr_plan plan;
     hr_request *queue_head, *queue_tail;
     hr_request **running; /* [max_running], by (adapter_id, serial) */
@@ -43,6 +44,9 @@ hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **
     hr_status status = hr_kv_pages_create(config->n_pages, alloc, &s->pages, err);
     if (status != HR_OK)
         goto fail;
+    status = hr_prefix_cache_create(s->pages, alloc, &s->cache, err);
+    if (status != HR_OK)
+        goto fail;
     status = hr_plan_create(config->limits.chunked_prefill_size + config->max_running,
                             config->max_running, alloc, &s->plan, err);
     if (status != HR_OK)
@@ -75,6 +79,7 @@ void hr_scheduler_destroy(hr_scheduler *s) {
     hr_alloc_free(&alloc, s->spaces);
     hr_alloc_free(&alloc, s->running);
     hr_plan_destroy(&s->plan, &alloc);
+    hr_prefix_cache_destroy(s->cache);
     hr_kv_pages_destroy(s->pages);
     hr_alloc_free(&alloc, s);
 }
@@ -138,12 +143,102 @@ static hr_request *youngest_running(const hr_scheduler *s) {
     return youngest;
 }
 
-/* ---- ending ---- */
+/* ---- pages ---- */
+
+static uint32_t pages_at_hand(const hr_scheduler *s) {
+    return hr_kv_pages_free(s->pages) + hr_prefix_cache_unheld(s->cache);
+}
+
+static bool take_pages(hr_scheduler *s, uint32_t n, uint32_t *out) {
+    if (n > pages_at_hand(s))
+        return false;
+    while (hr_kv_pages_free(s->pages) < n)
+        HR_ASSERT(hr_prefix_cache_evict(s->cache));
+    return hr_kv_pages_take(s->pages, n, out);
+}
 
 static void give_pages(hr_scheduler *s, hr_request *r) {
-    hr_kv_pages_give(s->pages, r->n_pages, r->pages);
-    r->n_pages = r->n_clear_pages = r->n_computed = 0;
+    hr_prefix_cache_release(s->cache, r->n_shared, r->pages);
+    hr_kv_pages_give(s->pages, r->n_pages - r->n_shared, r->pages + r->n_shared);
+    r->n_pages = r->n_shared = r->n_clear_pages = r->n_computed = 0;
 }
+
+/* Pages of r's ids that need not be computed when they are known: the last id is computed to have
+ * its logits, and so are the rows that give the prompt logprobs still wanted. */
+static uint32_t reusable_pages(const hr_scheduler *s, const hr_request *r) {
+    if (s->c.disable_prefix_cache)
+        return 0;
+    uint32_t positions = r->n_ids - 1;
+    if (r->want_prompt && r->next_prompt_pos < r->n_prompt) {
+        uint32_t first_scored = r->next_prompt_pos > 0 ? r->next_prompt_pos - 1 : 0;
+        positions = first_scored < positions ? first_scored : positions;
+    }
+    return positions / HR_KV_PAGE_TOKENS;
+}
+
+static const uint32_t *tokens_of_page(const hr_request *r, uint32_t page) {
+    return r->ids + (size_t)page * HR_KV_PAGE_TOKENS;
+}
+
+/* The known page that continues r's shared ones. */
+static uint32_t find_next_page(const hr_scheduler *s, const hr_request *r) {
+    uint32_t parent = r->n_shared > 0 ? r->pages[r->n_shared - 1] : HR_PREFIX_NONE;
+    return hr_prefix_cache_find(s->cache, r->adapter_id, parent, tokens_of_page(r, r->n_shared));
+}
+
+static bool may_share(const hr_scheduler *s, const hr_request *r) {
+    return !s->c.disable_prefix_cache && r->cache_epoch == hr_prefix_cache_epoch(s->cache);
+}
+
+/* Makes the full pages of r known. Where another sequence was first, r takes over its page: the
+ * bits are the same. */
+static void share_pages(hr_scheduler *s, hr_request *r) {
+    while (may_share(s, r) && (r->n_shared + 1) * HR_KV_PAGE_TOKENS <= r->n_computed) {
+        uint32_t *page = &r->pages[r->n_shared], known = find_next_page(s, r);
+        if (known == HR_PREFIX_NONE) {
+            uint32_t parent = r->n_shared > 0 ? page[-1] : HR_PREFIX_NONE;
+            hr_prefix_cache_insert(s->cache, r->adapter_id, parent, tokens_of_page(r, r->n_shared),
+                                   *page);
+        } else {
+            hr_prefix_cache_hold(s->cache, known);
+            hr_kv_pages_give(s->pages, 1, page);
+            *page = known;
+        }
+        r->n_shared++;
+    }
+}
+
+/* Skips what became known since r was last looked at: r stands before a page of its own that it has
+ * not begun. */
+static void skip_known(hr_scheduler *s, hr_request *r) {
+    uint32_t most = reusable_pages(s, r), before = r->n_shared, known;
+    if (!may_share(s, r) || r->n_computed != r->n_shared * HR_KV_PAGE_TOKENS)
+        return;
+    while (r->n_shared < most && (known = find_next_page(s, r)) != HR_PREFIX_NONE) {
+        hr_prefix_cache_hold(s->cache, known);
+        if (r->n_shared < r->n_pages)
+            hr_kv_pages_give(s->pages, 1, &r->pages[r->n_shared]);
+        r->pages[r->n_shared++] = known;
+    }
+    r->n_computed = r->n_shared * HR_KV_PAGE_TOKENS;
+    r->n_clear_pages = r->n_shared;
+    if (r->retractions == 0) {
+        uint32_t skipped = (r->n_shared - before) * HR_KV_PAGE_TOKENS;
+        r->cached_tokens += skipped;
+        s->stats.cached_prompt_tokens += skipped;
+    }
+}
+
+void hr_scheduler_flush_cache(hr_scheduler *s) {
+    HR_ASSERT(s->n_running == 0);
+    hr_prefix_cache_clear(s->cache);
+}
+
+void hr_scheduler_forget_adapter(hr_scheduler *s, uint64_t adapter_id) {
+    hr_prefix_cache_forget(s->cache, adapter_id);
+}
+
+/* ---- ending ---- */
 
 /* The request is in no list and holds no pages. */
 static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
@@ -151,6 +246,7 @@ static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
     f.message = f.message != NULL ? f.message : "";
     f.prompt_tokens = r->n_prompt;
     f.completion_tokens = r->n_ids - r->n_prompt;
+    f.cached_tokens = r->cached_tokens;
     f.retractions = r->retractions;
     f.weight_version = s->c.weight_version;
     f.adapter_id = r->adapter_id;
@@ -209,8 +305,18 @@ static bool adapter_fits(const hr_scheduler *s, const hr_request *r) {
     return distinct < s->c.max_adapters;
 }
 
+/* Known pages of r need no room of their own, but cannot be evicted to make room either. */
 static bool pages_fit(const hr_scheduler *s, const hr_request *r) {
-    return hr_kv_pages_free(s->pages) >= hr_kv_pages_for(r->n_ids) + s->n_running;
+    uint32_t at_hand = pages_at_hand(s), needed = hr_kv_pages_for(r->n_ids) + s->n_running;
+    uint32_t most = reusable_pages(s, r), page = HR_PREFIX_NONE;
+    for (uint32_t i = 0; i < most; i++) {
+        page = hr_prefix_cache_find(s->cache, r->adapter_id, page, tokens_of_page(r, i));
+        if (page == HR_PREFIX_NONE)
+            break;
+        needed--;
+        at_hand -= !hr_prefix_cache_is_held(s->cache, page);
+    }
+    return at_hand >= needed;
 }
 
 /* Takes r from the queue into the running set; when memory is short it ends instead. */
@@ -224,8 +330,10 @@ static void start(hr_scheduler *s, hr_request *r) {
                                "no memory to run this request; ask for fewer tokens or logprobs"});
         return;
     }
+    r->cache_epoch = hr_prefix_cache_epoch(s->cache);
+    skip_known(s, r);
     r->n_pages = hr_kv_pages_for(r->n_ids);
-    HR_ASSERT(hr_kv_pages_take(s->pages, r->n_pages, r->pages));
+    HR_ASSERT(take_pages(s, r->n_pages - r->n_shared, r->pages + r->n_shared));
     if (r->admit_ns == 0) {
         r->admit_ns = hr_now_ns(&s->c.clock);
         s->stats.prompt_tokens += r->n_prompt;
@@ -265,10 +373,6 @@ void hr_scheduler_retract_all(hr_scheduler *s) {
         retract(s, youngest_running(s));
 }
 
-void hr_scheduler_flush_cache(hr_scheduler *s) {
-    HR_ASSERT(s->n_running == 0);
-}
-
 /* Every running request gets the page its last id needs; terminates because each round takes a page
  * or shrinks the running set, and one request alone always fits (hr_request_max_ids). */
 static void secure_pages(hr_scheduler *s) {
@@ -277,7 +381,7 @@ static void secure_pages(hr_scheduler *s) {
         hr_request *r = s->running[i];
         if (r->n_pages >= hr_kv_pages_for(r->n_ids)) {
             i++;
-        } else if (hr_kv_pages_take(s->pages, 1, &r->pages[r->n_pages])) {
+        } else if (take_pages(s, 1, &r->pages[r->n_pages])) {
             r->n_pages++;
         } else {
             HR_ASSERT(s->n_running > 1);
@@ -291,16 +395,6 @@ static uint32_t rows_left(const hr_request *r) {
     return r->n_ids - r->n_computed;
 }
 
-static hr_request *oldest_unplanned(const hr_scheduler *s) {
-    hr_request *oldest = NULL;
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        hr_request *r = s->running[i];
-        if (r->step_rows == 0 && (oldest == NULL || r->serial < oldest->serial))
-            oldest = r;
-    }
-    return oldest;
-}
-
 /* A chunk must not score more rows than the request has results for. */
 static uint32_t chunk_of(const hr_request *r, uint32_t budget) {
     uint32_t n = rows_left(r) < budget ? rows_left(r) : budget;
@@ -312,15 +406,62 @@ static uint32_t chunk_of(const hr_request *r, uint32_t budget) {
     return n < most ? n : most;
 }
 
+/* The page that r would compute next is computed in this step for another request, who makes it
+ * known: r is better off waiting for it. */
+static bool has_twin(const hr_scheduler *s, const hr_request *r) {
+    uint32_t at = r->n_shared * HR_KV_PAGE_TOKENS;
+    if (!may_share(s, r) || r->n_computed != at || r->n_shared >= reusable_pages(s, r))
+        return false;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const hr_request *p = s->running[i];
+        if (p->step_rows > 0 && p->adapter_id == r->adapter_id && may_share(s, p) &&
+            p->n_shared == r->n_shared && p->n_computed + p->step_rows >= at + HR_KV_PAGE_TOKENS &&
+            (at == 0 || p->pages[r->n_shared - 1] == r->pages[r->n_shared - 1]) &&
+            memcmp(tokens_of_page(p, r->n_shared), tokens_of_page(r, r->n_shared),
+                   HR_KV_PAGE_TOKENS * sizeof *r->ids) == 0)
+            return true;
+    }
+    return false;
+}
+
+typedef bool (*goes_first)(const hr_request *a, const hr_request *b);
+
+static bool is_older(const hr_request *a, const hr_request *b) {
+    return a->serial < b->serial;
+}
+
+static bool is_shorter(const hr_request *a, const hr_request *b) {
+    return rows_left(a) != rows_left(b) ? rows_left(a) < rows_left(b) : is_older(a, b);
+}
+
+/* The first, by that order, of the prompts that have no rows yet and need not wait for a twin. */
+static hr_request *first_unplanned(const hr_scheduler *s, goes_first order, const hr_request *but) {
+    hr_request *first = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        hr_request *r = s->running[i];
+        if (r->step_rows == 0 && r != but && (first == NULL || order(r, first)) && !has_twin(s, r))
+            first = r;
+    }
+    return first;
+}
+
 static void share_rows(hr_scheduler *s) {
     uint32_t budget = s->c.limits.chunked_prefill_size;
-    for (uint32_t i = 0; i < s->n_running; i++)
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        skip_known(s, s->running[i]);
         s->running[i]->step_rows = rows_left(s->running[i]) == 1 ? 1 : 0;
-    hr_request *r;
-    while (budget > 0 && (r = oldest_unplanned(s)) != NULL) {
+    }
+    hr_request *oldest = first_unplanned(s, is_older, NULL), *r;
+    if (oldest == NULL)
+        return;
+    uint32_t sure = chunk_of(oldest, (budget + 3) / 4);
+    oldest->step_rows = sure;
+    budget -= sure;
+    while (budget > 0 && (r = first_unplanned(s, is_shorter, oldest)) != NULL) {
         r->step_rows = chunk_of(r, budget);
         budget -= r->step_rows;
     }
+    oldest->step_rows = chunk_of(oldest, sure + budget);
 }
 
 static void clear_pages(hr_scheduler *s, hr_request *r) {
@@ -461,6 +602,7 @@ static void deliver(hr_scheduler *s) {
     for (uint32_t i = 0; i < n; i++) {
         hr_request *r = s->plan.requests[i];
         r->n_computed += r->step_rows;
+        share_pages(s, r);
         if (!deliver_prompt(s, r) || r->n_computed < r->n_ids)
             continue;
         if (r->max_new_tokens == 0)
@@ -494,6 +636,7 @@ hr_scheduler_stats hr_scheduler_stats_of(const hr_scheduler *s) {
     stats.queued = s->n_queued;
     stats.kv_pages = hr_kv_pages_total(s->pages);
     stats.kv_pages_free = hr_kv_pages_free(s->pages);
+    stats.kv_pages_cached = hr_prefix_cache_unheld(s->cache);
     return stats;
 }
 

@@ -9,11 +9,20 @@
  * overtaken, but only max_overtaken times: then nobody is admitted before it, so no adapter
  * starves.
  *
- * A step computes one row of every request that generates, and prompt rows of the others, oldest
- * first, up to chunk of them. A generating request that finds no free page retracts the youngest
- * running one: that one's pages are freed and it returns to the front of the queue, to be computed
- * again from its ids. By the arithmetic promise its bits are the same; what was delivered is not
- * delivered again.
+ * A step computes one row of every request that generates, and up to chunk prompt rows of the
+ * others. When several prompts wait, the oldest is sure of a quarter of the chunk and takes what
+ * the others leave; the rest goes to the prompts with the fewest rows left. So a long prompt never
+ * stands still and never makes a short one wait for its end.
+ *
+ * Full pages of every sequence are shared through the prefix cache while it runs and stay there
+ * afterwards; pages that nobody holds count as free. A prompt begins behind its longest known
+ * prefix, but its last id is always computed, and so is every row whose logprob is wanted. A prompt
+ * whose next page another one computes in this step waits for that page.
+ *
+ * A generating request that finds no free page retracts the youngest running one: that one returns
+ * to the front of the queue, to be computed again from its ids, as far as its pages are needed
+ * meanwhile. By the arithmetic promise its bits are the same; what was delivered is not delivered
+ * again.
  *
  * Everything here is called by one thread. Callbacks of requests run inside hr_scheduler_step and
  * _reap. */
@@ -23,6 +32,7 @@
 #include "base/clock.h"
 #include "engine/kv_cache.h"
 #include "engine/plan.h"
+#include "engine/prefix_cache.h"
 #include "engine/request.h"
 
 /* Who computes steps: the model, or a fake. */
@@ -39,6 +49,7 @@ typedef struct hr_scheduler_config {
     uint32_t max_running, max_adapters;
     uint32_t max_overtaken; /* 0 = 4 * max_running */
     uint32_t n_pages, n_workers;
+    bool disable_prefix_cache;
     const hr_kernels *kernels; /* for logprobs and sampling */
     hr_executor executor;
     hr_clock clock;
@@ -75,6 +86,9 @@ void hr_scheduler_retract_all(hr_scheduler *scheduler);
 
 /* Empties the prefix cache. No request may be running. */
 void hr_scheduler_flush_cache(hr_scheduler *scheduler);
+
+/* An adapter is gone for good: nobody will look for its pages again. */
+void hr_scheduler_forget_adapter(hr_scheduler *scheduler, uint64_t adapter_id);
 
 /* Admits what fits and computes one step; false when there was nothing to do. */
 bool hr_scheduler_step(hr_scheduler *scheduler);

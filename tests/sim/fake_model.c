@@ -37,6 +37,7 @@ void fake_model_free(fake_model *model) {
 
 /* ---- the arithmetic ---- */
 
+/* What a position holds depends on the adapter and on every token up to it, as K and V do. */
 static uint64_t see(uint64_t hash, uint64_t token) {
     return hr_sampler_mix(hash ^ (token + 1));
 }
@@ -60,6 +61,11 @@ static uint64_t *slot_of(fake_model *m, const hr_seq_view *seq, uint32_t positio
     return &m->slots[(size_t)page * HR_KV_PAGE_TOKENS + position % HR_KV_PAGE_TOKENS];
 }
 
+static uint64_t start_of(const hr_seq_view *seq) {
+    const fake_lora *lora = (const fake_lora *)(const void *)seq->lora;
+    return start_hash(lora != NULL ? lora->value : 0);
+}
+
 static void store(fake_model *m, const hr_view *view, const hr_seq_view *seq) {
     for (uint32_t i = 0; i < seq->n_rows; i++) {
         uint32_t position = seq->first_pos + i, page = seq->pages[position / HR_KV_PAGE_TOKENS];
@@ -69,17 +75,17 @@ static void store(fake_model *m, const hr_view *view, const hr_seq_view *seq) {
         }
         uint64_t *slot = slot_of(m, seq, position);
         HR_ASSERT(*slot == 0);
-        *slot = view->tokens[seq->first_row + i] + 1;
+        uint64_t before = position > 0 ? *slot_of(m, seq, position - 1) : start_of(seq);
+        *slot = see(before, view->tokens[seq->first_row + i]);
     }
 }
 
 static void compute(fake_model *m, const hr_seq_view *seq, uint32_t row) {
-    const fake_lora *lora = (const fake_lora *)(const void *)seq->lora;
-    uint64_t hash = start_hash(lora != NULL ? lora->value : 0);
+    uint64_t hash = start_of(seq);
     uint32_t last = seq->first_pos + (row - seq->first_row);
     for (uint32_t p = 0; p <= last; p++)
-        hash = see(hash, *slot_of(m, seq, p) - 1);
-    logits_of(hash, *slot_of(m, seq, 0) == FAKE_POISON + 1, m->logits);
+        hash = see(hash, *slot_of(m, seq, p));
+    logits_of(hash, *slot_of(m, seq, 0) == see(start_of(seq), FAKE_POISON), m->logits);
 }
 
 typedef struct logits_job {
@@ -184,15 +190,26 @@ static void oracle_end(fake_case *alone, hr_finish_type type) {
     alone->type = type;
 }
 
+/* The last position's content, and the hash of all contents, which the next logits come from. */
+typedef struct oracle_state {
+    uint64_t slot, hash;
+} oracle_state;
+
+static oracle_state oracle_see(oracle_state at, uint32_t token) {
+    at.slot = see(at.slot, token);
+    at.hash = see(at.hash, at.slot);
+    return at;
+}
+
 /* Generates from a request object made as the engine makes it: its sampler, its wishes. */
-static void oracle_generate(const fake_case *c, hr_request *r, uint64_t hash,
+static void oracle_generate(const fake_case *c, hr_request *r, oracle_state at,
                             const hr_request_limits *limits, fake_case *alone, void *scratch) {
     float logits[FAKE_VOCAB], values[2][FAKE_VOCAB];
     uint32_t ids[2][FAKE_VOCAB];
     hr_sampler_space space = {ids[0], values[0], ids[1], values[1]};
     while (!alone->finished) {
         hr_row_result *result = &r->results[r->result_rows];
-        logits_of(hash, c->prompt[0] == FAKE_POISON, logits);
+        logits_of(at.hash, c->prompt[0] == FAKE_POISON, logits);
         hr_sampler_draw(hr_kernels_tier(0), &r->sampler, logits, FAKE_VOCAB, r->n_ids,
                         alone->n_tokens < r->min_new_tokens, &r->wish, result, &space, scratch);
         if (!result->finite) {
@@ -211,7 +228,7 @@ static void oracle_generate(const fake_case *c, hr_request *r, uint64_t hash,
             oracle_end(alone, HR_FINISH_STOP_TOKEN);
         else if (alone->n_tokens == c->stop_at)
             oracle_end(alone, HR_FINISH_STOP_CALLER);
-        hash = see(hash, result->token);
+        at = oracle_see(at, result->token);
     }
 }
 
@@ -224,14 +241,14 @@ void fake_oracle(const fake_case *c, const hr_request_limits *limits, fake_case 
     void *scratch = aligned_alloc(64, HR_SCRATCH_BYTES);
     HR_ASSERT(scratch != NULL);
     unsigned saved = hr_fp_enter();
-    uint64_t hash = start_hash(c->adapter);
+    oracle_state at = {start_hash(c->adapter), start_hash(c->adapter)};
     for (uint32_t p = 0; p < r->n_prompt; p++) {
         if (r->want_prompt && p >= r->next_prompt_pos) {
             float logits[FAKE_VOCAB];
             hr_row_result *result = &r->results[0];
             alone->n_prompt_seen++;
             if (p > 0) {
-                logits_of(hash, c->prompt[0] == FAKE_POISON, logits);
+                logits_of(at.hash, c->prompt[0] == FAKE_POISON, logits);
                 hr_sampler_score(hr_kernels_tier(0), logits, FAKE_VOCAB, c->prompt[p], &r->wish,
                                  result, scratch);
                 if (!result->finite) {
@@ -242,12 +259,12 @@ void fake_oracle(const fake_case *c, const hr_request_limits *limits, fake_case 
                 alone->prompt_logprobs[p] = result->logprob;
             }
         }
-        hash = see(hash, c->prompt[p]);
+        at = oracle_see(at, c->prompt[p]);
     }
     if (!alone->finished && r->max_new_tokens == 0)
         oracle_end(alone, HR_FINISH_LENGTH);
     if (!alone->finished)
-        oracle_generate(c, r, hash, limits, alone, scratch);
+        oracle_generate(c, r, at, limits, alone, scratch);
     hr_fp_restore(saved);
     free(scratch);
     hr_request_destroy(r, &alloc);

@@ -23,7 +23,7 @@ hr_adapter_payload fake_lora_payload(uint64_t value);
 
 typedef struct fake_model {
     uint32_t n_pages;
-    uint64_t *slots; /* [n_pages][HR_KV_PAGE_TOKENS]: token + 1, 0 = cleared */
+    uint64_t *slots; /* [n_pages][HR_KV_PAGE_TOKENS]: see fake_model.c; 0 = cleared */
     bool *clean;     /* [n_pages]: cleared and not written since */
     hr_pool *pool;   /* NULL: one worker, the caller */
     void *scratch;   /* one per worker */

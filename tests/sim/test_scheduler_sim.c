@@ -247,7 +247,7 @@ static void abort_some(world *w) {
 
 static void check_books(world *w) {
     hr_scheduler_stats stats = hr_scheduler_stats_of(w->scheduler);
-    bool owned[64] = {false};
+    bool owned[64] = {false}, shared[64] = {false};
     uint32_t n_owned = 0, n_distinct = 0, n_queued = 0, n_leases = 0;
     const hr_request *r, *before = NULL;
     for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++, before = r) {
@@ -255,12 +255,16 @@ static void check_books(world *w) {
         assert_true(before == NULL || before->adapter_id <= r->adapter_id);
         assert_true(r->n_pages <= hr_kv_pages_for(r->n_ids) &&
                     r->n_pages >= hr_kv_pages_for(r->n_computed));
-        for (uint32_t p = 0; p < r->n_pages; p++, n_owned++) {
-            assert_true(r->pages[p] < w->config.n_pages && !owned[r->pages[p]]);
-            owned[r->pages[p]] = true;
+        for (uint32_t p = 0; p < r->n_pages; p++) {
+            uint32_t page = r->pages[p];
+            assert_true(page < w->config.n_pages);
+            assert_true(p < r->n_shared ? !owned[page] || shared[page] : !owned[page]);
+            n_owned += !owned[page];
+            owned[page] = true;
+            shared[page] = p < r->n_shared;
         }
     }
-    assert_int_equal(n_owned + stats.kv_pages_free, w->config.n_pages);
+    assert_int_equal(n_owned + stats.kv_pages_free + stats.kv_pages_cached, w->config.n_pages);
     assert_true(n_distinct <= w->config.max_adapters);
     assert_true(stats.running <= w->config.max_running);
     for (r = hr_scheduler_queue(w->scheduler); r != NULL; r = r->next, n_queued++) {
