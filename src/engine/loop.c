@@ -9,6 +9,10 @@
 #include <sys/random.h>
 #include <time.h>
 
+/* Adapters that may go for good between two steps with their pages dropped at once; pages of more
+ * of them are simply not used again, and leave the cache as the least recently used. */
+enum { MAX_GONE = 64 };
+
 struct hr_loop {
     hr_loop_config c;
     hr_scheduler *scheduler; /* the thread's own */
@@ -24,7 +28,9 @@ struct hr_loop {
     uint64_t orders, orders_done; /* the thread has stood between two steps after each of these */
     uint32_t flush_callers;       /* waiting for the cache to be emptied */
     uint64_t flushes;             /* how often it was */
-    hr_request **rids;            /* [n_buckets], live requests */
+    uint64_t gone[MAX_GONE];      /* adapters whose pages nobody will look for again */
+    uint32_t n_gone;
+    hr_request **rids; /* [n_buckets], live requests */
     size_t n_buckets;
     uint32_t live;       /* accepted and not ended */
     uint32_t unfinished; /* accepted and on_finish has not returned */
@@ -90,6 +96,8 @@ typedef struct hr_loop_turn {
     hr_request *inbox;
     bool reap, retract, flush, step, quit;
     uint64_t orders;
+    uint64_t gone[MAX_GONE];
+    uint32_t n_gone;
 } hr_loop_turn;
 
 /* Inside the lock. Running requests hold pages of the cache; waiting ones are about to, unless
@@ -100,7 +108,7 @@ static bool may_flush(const hr_loop *loop) {
 }
 
 static bool has_turn(const hr_loop *loop) {
-    return loop->inbox_head != NULL || loop->reap || loop->quit ||
+    return loop->inbox_head != NULL || loop->reap || loop->quit || loop->n_gone > 0 ||
            loop->orders != loop->orders_done || (loop->flush_callers > 0 && may_flush(loop)) ||
            (!loop->paused && hr_scheduler_has_work(loop->scheduler));
 }
@@ -119,6 +127,9 @@ static hr_loop_turn take_turn(hr_loop *loop) {
                          .orders = loop->orders};
     loop->inbox_head = loop->inbox_tail = NULL;
     loop->reap = loop->retract = false;
+    memcpy(turn.gone, loop->gone, loop->n_gone * sizeof *loop->gone);
+    turn.n_gone = loop->n_gone;
+    loop->n_gone = 0;
     pthread_mutex_unlock(&loop->lock);
     return turn;
 }
@@ -150,12 +161,24 @@ static void *loop_main(void *arg) {
             hr_scheduler_reap(loop->scheduler);
         if (turn.retract)
             hr_scheduler_retract_all(loop->scheduler);
+        for (uint32_t i = 0; i < turn.n_gone; i++)
+            hr_scheduler_forget_adapter(loop->scheduler, turn.gone[i]);
         if (turn.flush || turn.orders != loop->orders_done)
             report_orders(loop, turn.orders);
         if (turn.step && hr_scheduler_has_work(loop->scheduler))
             hr_scheduler_step(loop->scheduler);
     } while (!turn.quit);
     return NULL;
+}
+
+/* Called by the store, on any thread, the scheduler's too. */
+static void adapter_gone(void *self, uint64_t id) {
+    hr_loop *loop = self;
+    pthread_mutex_lock(&loop->lock);
+    if (loop->n_gone < MAX_GONE)
+        loop->gone[loop->n_gone++] = id;
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
 }
 
 /* ---- life ---- */
@@ -208,6 +231,7 @@ hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *
         goto free_scheduler;
     }
     pthread_setname_np(loop->thread, "hr-scheduler");
+    hr_adapter_store_watch(config->store, adapter_gone, loop);
     *out = loop;
     return HR_OK;
 
@@ -232,6 +256,7 @@ void hr_loop_destroy(hr_loop *loop) {
     pthread_cond_signal(&loop->work);
     pthread_mutex_unlock(&loop->lock);
     pthread_join(loop->thread, NULL);
+    hr_adapter_store_watch(loop->c.store, NULL, NULL);
     pthread_cond_destroy(&loop->done);
     pthread_cond_destroy(&loop->work);
     pthread_mutex_destroy(&loop->lock);

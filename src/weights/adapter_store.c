@@ -45,6 +45,8 @@ struct hr_adapter_reservation {
 struct hr_adapter_store {
     hr_alloc alloc;
     hr_adapter_store_limits limits;
+    void (*gone)(void *self, uint64_t id);
+    void *gone_self;
     pthread_mutex_t lock; /* all below */
     hr_adapter_version *published;
     hr_adapter_reservation *reserved;
@@ -76,6 +78,8 @@ hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const h
 static void version_free(hr_adapter_store *store, hr_adapter_version *version) {
     if (version == NULL)
         return;
+    if (store->gone != NULL && version->id != 0)
+        store->gone(store->gone_self, version->id);
     if (version->payload.destroy != NULL)
         version->payload.destroy(version->payload.data);
     hr_alloc_free(&store->alloc, version->memory);
@@ -90,6 +94,12 @@ static void version_list_free(hr_adapter_store *store, hr_adapter_version *list)
         version_free(store, list);
         list = next;
     }
+}
+
+void hr_adapter_store_watch(hr_adapter_store *store, void (*gone)(void *self, uint64_t id),
+                            void *self) {
+    store->gone = gone;
+    store->gone_self = self;
 }
 
 void hr_adapter_store_destroy(hr_adapter_store *store) {

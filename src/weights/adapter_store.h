@@ -41,6 +41,11 @@ hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const h
  * allowed. */
 void hr_adapter_store_destroy(hr_adapter_store *store);
 
+/* Has gone called, outside the lock, for every version that is gone for good, from now on until the
+ * next call (NULL: nobody). No load, unload or release may be under way. */
+void hr_adapter_store_watch(hr_adapter_store *store, void (*gone)(void *self, uint64_t id),
+                            void *self);
+
 /* ---- loading: reserve the name, build the payload without any lock, then publish or cancel ----
  */
 

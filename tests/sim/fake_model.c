@@ -165,6 +165,7 @@ static void record_finish(void *ctx, const hr_finish *finish) {
     c->type = finish->type;
     c->status = finish->status;
     c->retractions = finish->retractions;
+    c->cached_tokens = finish->cached_tokens;
 }
 
 void fake_case_record(fake_case *c) {

@@ -48,7 +48,7 @@ typedef struct fake_case {
     bool finished;
     hr_finish_type type;
     hr_status status;
-    uint32_t retractions;
+    uint32_t retractions, cached_tokens;
 } fake_case;
 
 /* Sets the callbacks that record into the case. */

@@ -1,10 +1,11 @@
 /* The production scheduler, driven through thousands of random states with a fake model.
  *
- * Each run draws a world (batch size, adapter cap, chunk, a KV cache too small for comfort), then
- * lets requests arrive, be aborted in whatever state they are, adapters come and go, and
- * allocations fail. After every step the books must balance; every request must end exactly once,
- * with the tokens and logprobs, to the bit, of a run alone. Argument: number of runs (default 60).
- */
+ * Each run draws a world (batch size, adapter cap, chunk, a KV cache too small for comfort or large
+ * enough to keep many prefixes), then lets requests with common prefixes arrive, be aborted in
+ * whatever state they are and be retracted, adapters come, go and come back under their name, the
+ * cache be flushed, and allocations fail. After every step the books must balance; every request
+ * must end exactly once, with the tokens and logprobs, to the bit, of a run alone.
+ * Argument: number of runs (default 200; nightly 1000). */
 #include "fake_model.h"
 
 #include <setjmp.h>
@@ -15,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { MAX_CASES = 80, N_NAMES = 4, CONTEXT = 150 };
+enum { MAX_CASES = 80, N_NAMES = 8, N_FAMILIES = 3, CONTEXT = 150 };
 
 /* ---- allocation that fails when told ---- */
 
@@ -63,9 +64,11 @@ typedef struct world {
     float bias[MAX_CASES][2];
     bool aborted[MAX_CASES], may_fail[MAX_CASES];
     uint32_t n_cases, n_ended;
-    /* what the runs covered, over all worlds */
-    uint64_t *seen_retractions, *seen_finish, *seen_half_scored;
 } world;
+
+/* What the runs met, over all worlds. */
+static uint64_t n_runs = 200, seen_retractions, seen_finish[8], seen_half_scored, seen_cached;
+static uint64_t seen_full_caches, seen_flushes, seen_shared_pages;
 
 static uint32_t roll(world *w, uint32_t n) {
     return (uint32_t)((hr_sampler_mix(w->random++) >> 32) % n);
@@ -83,6 +86,8 @@ static void end_case(void *self, hr_request *r, const hr_finish *finish) {
     hr_request_destroy(r, &w->alloc);
 }
 
+static void adapter_gone(void *self, uint64_t id);
+
 static void world_open(world *w, uint64_t seed) {
     w->random = seed << 32;
     w->memory = (failing_alloc){.countdown = -1};
@@ -91,7 +96,7 @@ static void world_open(world *w, uint64_t seed) {
     w->cases = calloc(MAX_CASES, sizeof *w->cases);
     assert_non_null(w->cases);
     static const uint32_t eos[] = {FAKE_EOS};
-    uint32_t n_pages = 2 + roll(w, 8);
+    uint32_t n_pages = 2 + roll(w, roll(w, 2) == 0 ? 8 : 50);
     w->config = (hr_scheduler_config){
         .limits = {.vocab_size = FAKE_VOCAB,
                    .context_length = CONTEXT,
@@ -105,6 +110,7 @@ static void world_open(world *w, uint64_t seed) {
         .max_overtaken = 1 + roll(w, 6),
         .n_pages = n_pages,
         .n_workers = 1,
+        .disable_prefix_cache = roll(w, 8) == 0,
         .kernels = hr_kernels_tier(0),
         .clock = {fake_now, &w->now},
         .alloc = w->alloc,
@@ -117,9 +123,11 @@ static void world_open(world *w, uint64_t seed) {
     hr_adapter_store_limits limits = {.max_loaded = roll(w, 2) * 3, .max_per_batch = 3};
     assert_int_equal(hr_adapter_store_create(&limits, &w->alloc, &w->store, NULL), HR_OK);
     assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
+    hr_adapter_store_watch(w->store, adapter_gone, w);
 }
 
 static void world_close(world *w) {
+    hr_adapter_store_watch(w->store, NULL, NULL);
     hr_scheduler_destroy(w->scheduler);
     hr_adapter_store_destroy(w->store);
     fake_model_free(&w->model);
@@ -129,7 +137,7 @@ static void world_close(world *w) {
 
 /* ---- what can happen ---- */
 
-static const char *const names[N_NAMES] = {"a", "b", "c", "d"};
+static const char *const names[N_NAMES] = {"a", "b", "c", "d", "e", "f", "g", "h"};
 
 static void load_some(world *w) {
     hr_adapter_reservation *reservation;
@@ -184,9 +192,11 @@ static void draw_case(world *w, uint32_t i) {
     draw_sampling(w, i, &p->sampling);
     uint32_t most = hr_request_max_ids(&w->config.limits) - 1;
     p->n_input_ids = 1 + roll(w, roll(w, 3) == 0 ? most : 20);
+    /* A prompt begins as its family does, up to some point. */
+    uint32_t family = roll(w, N_FAMILIES), common = roll(w, 4) * 40;
     for (size_t j = 0; j < p->n_input_ids; j++)
         do
-            c->prompt[j] = roll(w, FAKE_VOCAB);
+            c->prompt[j] = j < common ? (uint32_t)(j * j + family) % 7 : roll(w, FAKE_VOCAB);
         while (j == 0 && c->prompt[0] == FAKE_POISON && roll(w, 4) != 0);
     snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
     p->rid = w->rids[i];
@@ -243,11 +253,28 @@ static void abort_some(world *w) {
     assert_null(w->live[i]);
 }
 
+/* What a pause in mode retract does; sometimes the cache is flushed then. */
+static void retract_all(world *w) {
+    hr_scheduler_retract_all(w->scheduler);
+    assert_null(hr_scheduler_running(w->scheduler, 0));
+    if (roll(w, 2) == 0)
+        return;
+    hr_scheduler_flush_cache(w->scheduler);
+    hr_scheduler_stats stats = hr_scheduler_stats_of(w->scheduler);
+    assert_int_equal(stats.kv_pages_free, stats.kv_pages);
+    seen_flushes++;
+}
+
+static void adapter_gone(void *self, uint64_t id) {
+    hr_scheduler_forget_adapter(((world *)self)->scheduler, id);
+}
+
 /* ---- the books ---- */
 
 static void check_books(world *w) {
     hr_scheduler_stats stats = hr_scheduler_stats_of(w->scheduler);
     bool owned[64] = {false}, shared[64] = {false};
+    seen_full_caches += stats.kv_pages_cached > 0 && stats.kv_pages_free == 0;
     uint32_t n_owned = 0, n_distinct = 0, n_queued = 0, n_leases = 0;
     const hr_request *r, *before = NULL;
     for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++, before = r) {
@@ -260,6 +287,7 @@ static void check_books(world *w) {
             assert_true(page < w->config.n_pages);
             assert_true(p < r->n_shared ? !owned[page] || shared[page] : !owned[page]);
             n_owned += !owned[page];
+            seen_shared_pages += owned[page];
             owned[page] = true;
             shared[page] = p < r->n_shared;
         }
@@ -269,8 +297,8 @@ static void check_books(world *w) {
     assert_true(stats.running <= w->config.max_running);
     for (r = hr_scheduler_queue(w->scheduler); r != NULL; r = r->next, n_queued++) {
         assert_true(r->n_pages == 0 && r->n_computed == 0);
-        *w->seen_half_scored += r->want_prompt && r->retractions > 0 && r->next_prompt_pos > 1 &&
-                                r->next_prompt_pos < r->n_prompt;
+        seen_half_scored += r->want_prompt && r->retractions > 0 && r->next_prompt_pos > 1 &&
+                            r->next_prompt_pos < r->n_prompt;
     }
     assert_int_equal(n_queued, stats.queued);
     for (uint32_t i = 0; i < w->n_cases; i++)
@@ -285,8 +313,14 @@ static void check_case(world *w, uint32_t i) {
     const fake_case *c = &w->cases[i];
     static fake_case alone;
     assert_true(c->finished);
-    w->seen_finish[c->type]++;
-    *w->seen_retractions += c->retractions;
+    seen_finish[c->type]++;
+    seen_retractions += c->retractions;
+    seen_cached += c->cached_tokens;
+    assert_true(c->cached_tokens < c->params.n_input_ids);
+    assert_true(c->cached_tokens == 0 || !w->config.disable_prefix_cache);
+    if (c->params.return_logprob && c->params.logprob_start_len >= 0 &&
+        c->params.logprob_start_len < (int64_t)c->params.n_input_ids)
+        assert_true(c->cached_tokens == 0 || c->cached_tokens < c->params.logprob_start_len);
     fake_oracle(c, &w->config.limits, &alone);
     bool cut =
         c->type == HR_FINISH_ABORT || (c->type == HR_FINISH_ERROR && c->status == HR_ERR_NO_MEMORY);
@@ -317,7 +351,7 @@ static void check_case(world *w, uint32_t i) {
 /* ---- runs ---- */
 
 static void act(world *w) {
-    switch (roll(w, 12)) {
+    switch (roll(w, 14)) {
     case 0:
     case 1:
     case 2:
@@ -335,6 +369,10 @@ static void act(world *w) {
             abort_some(w);
         break;
     case 6:
+        if (roll(w, 10) == 0)
+            retract_all(w);
+        break;
+    case 7:
         if (roll(w, 6) == 0)
             w->memory.countdown = roll(w, 40);
         break;
@@ -360,14 +398,9 @@ static void end_all(world *w, bool kill) {
     assert_int_equal(w->n_ended, w->n_cases);
 }
 
-static uint64_t n_runs = 60, seen_retractions, seen_finish[8], seen_half_scored;
-
 static void run_world(uint64_t seed, uint32_t n_actions, bool kill) {
     world *w = calloc(1, sizeof *w);
     assert_non_null(w);
-    w->seen_retractions = &seen_retractions;
-    w->seen_finish = seen_finish;
-    w->seen_half_scored = &seen_half_scored;
     world_open(w, seed);
     for (uint32_t a = 0; a < n_actions; a++)
         act(w);
@@ -387,6 +420,8 @@ static void every_request_ends_once_and_as_if_it_had_run_alone(void **state) {
     assert_true(seen_finish[HR_FINISH_LENGTH] > 20 && seen_finish[HR_FINISH_STOP_TOKEN] > 20);
     assert_true(seen_finish[HR_FINISH_STOP_CALLER] > 20 && seen_finish[HR_FINISH_ABORT] > 20);
     assert_true(seen_finish[HR_FINISH_ERROR] > 5);
+    assert_true(seen_cached > 1000 && seen_full_caches > 100 && seen_flushes > 20);
+    assert_true(seen_shared_pages > 100);
 }
 
 static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
@@ -402,9 +437,6 @@ static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n
                          uint32_t chunk) {
     world *w = calloc(1, sizeof *w);
     assert_non_null(w);
-    w->seen_retractions = &seen_retractions;
-    w->seen_finish = seen_finish;
-    w->seen_half_scored = &seen_half_scored;
     world_open(w, 77);
     hr_scheduler_destroy(w->scheduler);
     fake_model_free(&w->model);
