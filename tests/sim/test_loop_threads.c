@@ -1,7 +1,7 @@
-/* The engine's loop under threads: eight submitters, aborts from threads and from callbacks, and a
- * hammer of loads and unloads, against the fake model on a real pool. Everything ends once, tokens
- * are those of a run alone, and every count returns to zero. Meant to run under the thread
- * sanitizer too. */
+/* The engine's loop under threads: eight submitters, aborts from threads and from callbacks, and
+ * hammers of loads, unloads, pauses and flushes, against the fake model on a real pool. Everything
+ * ends once, tokens are those of a run alone, and every count returns to zero. Meant to run under
+ * the thread sanitizer too. */
 #include "fake_model.h"
 
 #include "engine/loop.h"
@@ -77,6 +77,7 @@ typedef struct waiter {
     void (*finish)(void *, const hr_finish *);
     hr_token_verdict (*token)(void *, const hr_position_logprobs *);
     bool abort_in_callback;
+    _Atomic bool slow; /* a millisecond a token, so that it still runs when the test looks */
     char rid[32];
     pthread_mutex_t lock;
     pthread_cond_t done;
@@ -95,6 +96,8 @@ static void waiter_finish(void *ctx, const hr_finish *finish) {
 static hr_token_verdict waiter_token(void *ctx, const hr_position_logprobs *token) {
     waiter *w = ctx;
     hr_token_verdict verdict = w->token(&w->c, token);
+    if (w->slow)
+        usleep(1000);
     if (w->abort_in_callback && w->c.n_tokens == 3)
         hr_loop_abort(w->s->loop, w->rid);
     return verdict;
@@ -158,6 +161,7 @@ static void load(stand *s, const char *name, uint64_t value) {
 typedef struct hammer {
     stand *s;
     _Atomic bool stop;
+    bool may_abort; /* pausing in mode abort too */
 } hammer;
 
 /* Every adapter of one name has one value, so that a request's tokens do not depend on which
@@ -179,9 +183,29 @@ static void *hammer_main(void *arg) {
     return NULL;
 }
 
+/* Pauses in every mode, flushes and goes on, while everybody else goes on submitting. */
+static void *pauser_main(void *arg) {
+    hammer *h = arg;
+    for (uint32_t i = 0; !atomic_load(&h->stop); i++) {
+        uint64_t dice = hr_sampler_mix(i + 99);
+        hr_pause_mode mode = h->may_abort ? (hr_pause_mode)(dice % 3)
+                             : dice % 2   ? HR_PAUSE_RETRACT
+                                          : HR_PAUSE_IN_PLACE;
+        HR_ASSERT(hr_loop_pause(h->s->loop, mode, 30000, NULL) == HR_OK);
+        hr_status flushed = hr_loop_flush_cache(h->s->loop, dice >> 8 & 1, NULL);
+        HR_ASSERT(flushed == HR_OK || flushed == HR_ERR_BUSY);
+        if (dice >> 9 & 1)
+            HR_ASSERT(hr_loop_pause(h->s->loop, HR_PAUSE_RETRACT, 30000, NULL) == HR_OK);
+        hr_loop_continue(h->s->loop);
+        usleep(500);
+    }
+    return NULL;
+}
+
 typedef struct submitter {
     stand *s;
     uint32_t index;
+    bool may_abort;
     uint32_t n_ended, n_refused, n_aborted;
 } submitter;
 
@@ -210,8 +234,8 @@ static void *submitter_main(void *arg) {
         waiter_open(w, me->s, rid);
         hr_request_params *p = &w->c.params;
         p->n_input_ids = 1 + dice % 60;
-        for (size_t j = 1; j < p->n_input_ids; j++)
-            w->c.prompt[j] = (uint32_t)hr_sampler_mix(dice + j) % FAKE_VOCAB;
+        for (size_t j = 1; j < p->n_input_ids; j++) /* the first page is common to many */
+            w->c.prompt[j] = (uint32_t)hr_sampler_mix((j < 40 ? dice & 1 : dice) + j) % FAKE_VOCAB;
         p->sampling.max_new_tokens = 1 + dice / 64 % 40;
         p->sampling.ignore_eos = dice & 1;
         p->sampling.seed = dice;
@@ -228,7 +252,7 @@ static void *submitter_main(void *arg) {
                 hr_loop_abort(me->s->loop, rid);
             waiter_wait(w);
             HR_ASSERT(!hr_loop_abort(me->s->loop, rid));
-            check_waiter(w, &me->s->limits, w->abort_in_callback || abort_outside);
+            check_waiter(w, &me->s->limits, w->abort_in_callback || abort_outside || me->may_abort);
             me->n_ended++;
             me->n_aborted += w->c.type == HR_FINISH_ABORT;
         } else {
@@ -241,18 +265,20 @@ static void *submitter_main(void *arg) {
     return NULL;
 }
 
-static void submitters_aborts_and_loads_at_once(void **state) {
-    (void)state;
+/* n_pausers threads pause and flush beside the hammer of loads. */
+static void run_hammers(uint32_t n_pausers, bool may_abort) {
     stand s;
     stand_open(&s, 100);
-    hammer h = {.s = &s};
-    pthread_t hammer_thread, threads[N_SUBMITTERS];
+    hammer h = {.s = &s, .may_abort = may_abort};
+    pthread_t hammer_thread, pausers[2], threads[N_SUBMITTERS];
     submitter submitters[N_SUBMITTERS];
     for (uint32_t n = 0; n < 3; n++)
         load(&s, names[n], 100 + n);
     assert_int_equal(pthread_create(&hammer_thread, NULL, hammer_main, &h), 0);
+    for (uint32_t i = 0; i < n_pausers; i++)
+        assert_int_equal(pthread_create(&pausers[i], NULL, pauser_main, &h), 0);
     for (uint32_t i = 0; i < N_SUBMITTERS; i++) {
-        submitters[i] = (submitter){.s = &s, .index = i};
+        submitters[i] = (submitter){.s = &s, .index = i, .may_abort = may_abort};
         assert_int_equal(pthread_create(&threads[i], NULL, submitter_main, &submitters[i]), 0);
     }
     uint32_t ended = 0, refused = 0, aborted = 0;
@@ -264,15 +290,35 @@ static void submitters_aborts_and_loads_at_once(void **state) {
     }
     atomic_store(&h.stop, true);
     pthread_join(hammer_thread, NULL);
+    for (uint32_t i = 0; i < n_pausers; i++)
+        pthread_join(pausers[i], NULL);
     assert_int_equal(ended + refused, N_SUBMITTERS * N_REQUESTS);
     assert_true(ended > N_SUBMITTERS * N_REQUESTS / 4 && aborted > 0);
     hr_engine_stats stats;
+    assert_int_equal(hr_loop_flush_cache(s.loop, 1000, NULL), HR_OK);
     hr_loop_stats_get(s.loop, &stats);
     assert_int_equal(stats.requests_started, ended);
     assert_int_equal(stats.requests_aborted, aborted);
     assert_int_equal(stats.leases, 0);
-    assert_int_equal(stats.kv_pages_free + stats.kv_pages_cached, N_PAGES);
+    assert_int_equal(stats.kv_pages_free, N_PAGES);
+    assert_int_equal(stats.kv_pages_cached, 0);
+    assert_false(stats.paused);
     stand_close(&s);
+}
+
+static void submitters_aborts_and_loads_at_once(void **state) {
+    (void)state;
+    run_hammers(0, false);
+}
+
+static void pauses_and_flushes_between_them_change_no_bit(void **state) {
+    (void)state;
+    run_hammers(2, false);
+}
+
+static void pauses_that_abort_between_them_lose_nothing_else(void **state) {
+    (void)state;
+    run_hammers(1, true);
 }
 
 /* A request that would run for long. */
@@ -368,6 +414,242 @@ static void draining_refuses_new_requests_and_ends_the_old_ones(void **state) {
     stand_close(&s);
 }
 
+/* ---- pausing ---- */
+
+static const hr_pause_mode all_modes[] = {HR_PAUSE_ABORT, HR_PAUSE_RETRACT, HR_PAUSE_IN_PLACE};
+
+static hr_engine_stats stats_of(stand *s) {
+    hr_engine_stats stats;
+    hr_loop_stats_get(s->loop, &stats);
+    HR_ASSERT(stats.leases == stats.leases_acquired - stats.leases_released);
+    HR_ASSERT(stats.requests_started ==
+              stats.requests_finished + stats.requests_aborted + stats.running + stats.queued);
+    return stats;
+}
+
+static void pause_loop(stand *s, hr_pause_mode mode) {
+    hr_error err = {0};
+    if (hr_loop_pause(s->loop, mode, 10000, &err) != HR_OK)
+        fail_msg("%s", err.message);
+    assert_true(stats_of(s).paused);
+}
+
+static waiter *start_request(stand *s, const char *rid, const char *lora) {
+    waiter *w = malloc(sizeof *w);
+    HR_ASSERT(w != NULL);
+    long_request(w, s, rid);
+    w->slow = true;
+    w->c.params.return_logprob = true;
+    w->c.params.logprob_start_len = -1;
+    w->c.params.lora_name = lora;
+    w->c.adapter = lora != NULL ? 100 : 0;
+    hr_error err = {0};
+    if (hr_loop_submit(s->loop, &w->c.params, &err) != HR_OK)
+        fail_msg("%s", err.message);
+    return w;
+}
+
+/* Ended for length, as if nothing had happened to it. */
+static void end_undisturbed(waiter *w, stand *s) {
+    w->slow = false;
+    waiter_wait(w);
+    check_waiter(w, &s->limits, false);
+    assert_int_equal(w->c.type, HR_FINISH_LENGTH);
+    waiter_close(w);
+    free(w);
+}
+
+static void wait_running(stand *s, uint32_t n, uint64_t generated) {
+    for (int i = 0; i < 10000; i++) {
+        hr_engine_stats stats = stats_of(s);
+        if (stats.running == n && stats.generated_tokens >= generated)
+            return;
+        usleep(500);
+    }
+    fail_msg("the requests did not begin to run");
+}
+
+static void an_idle_engine_pauses_in_every_mode_and_answers_everything(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    hr_loop_continue(s.loop); /* without a pause */
+    for (int m = 0; m < 3; m++) {
+        char rid[16];
+        snprintf(rid, sizeof rid, "m%d", m);
+        pause_loop(&s, all_modes[m]);
+        pause_loop(&s, all_modes[m]);
+        assert_int_equal(hr_loop_flush_cache(s.loop, 0, NULL), HR_OK);
+        waiter *w = start_request(&s, rid, NULL);
+        waiter *unwanted = start_request(&s, "unwanted", NULL);
+        assert_true(hr_loop_abort(s.loop, "unwanted"));
+        waiter_wait(unwanted);
+        assert_int_equal(unwanted->c.type, HR_FINISH_ABORT);
+        waiter_close(unwanted);
+        free(unwanted);
+        load(&s, "a", 100);
+        assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
+        usleep(5000);
+        assert_int_equal(stats_of(&s).queued, 1);
+        assert_int_equal(w->c.n_tokens, 0);
+        assert_int_equal(hr_loop_flush_cache(s.loop, 0, NULL), HR_OK); /* who waits holds no KV */
+        hr_loop_continue(s.loop);
+        hr_loop_continue(s.loop);
+        end_undisturbed(w, &s);
+        assert_false(stats_of(&s).paused);
+    }
+    stand_close(&s);
+}
+
+static void paused_in_place_requests_stand_still_with_their_kv(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *a = start_request(&s, "a", NULL), *b = start_request(&s, "b", NULL);
+    wait_running(&s, 2, 6);
+    pause_loop(&s, HR_PAUSE_IN_PLACE);
+    hr_engine_stats before = stats_of(&s);
+    assert_int_equal(before.running, 2);
+    assert_int_equal(hr_loop_flush_cache(s.loop, 20, NULL), HR_ERR_BUSY);
+    usleep(20000);
+    hr_engine_stats after = stats_of(&s);
+    assert_int_equal(before.generated_tokens, after.generated_tokens);
+    assert_int_equal(before.steps, after.steps);
+    hr_loop_continue(s.loop);
+    waiter_wait(a);
+    assert_int_equal(a->c.retractions, 0);
+    end_undisturbed(a, &s);
+    end_undisturbed(b, &s);
+    stand_close(&s);
+}
+
+static void paused_by_retraction_requests_wait_without_kv(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *a = start_request(&s, "a", NULL), *b = start_request(&s, "b", NULL);
+    wait_running(&s, 2, 6);
+    pause_loop(&s, HR_PAUSE_IN_PLACE);
+    pause_loop(&s, HR_PAUSE_RETRACT); /* another mode does its work on what still runs */
+    assert_int_equal(stats_of(&s).running, 0);
+    assert_int_equal(stats_of(&s).queued, 2);
+    assert_int_equal(hr_loop_flush_cache(s.loop, 0, NULL), HR_OK);
+    assert_int_equal(stats_of(&s).kv_pages_free, N_PAGES);
+    hr_loop_continue(s.loop);
+    waiter_wait(a);
+    assert_int_equal(a->c.retractions, 1);
+    end_undisturbed(a, &s);
+    end_undisturbed(b, &s);
+    stand_close(&s);
+}
+
+static void pausing_by_abort_returns_when_no_request_is_left(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w[10];
+    for (uint32_t i = 0; i < 10; i++) { /* six run, four wait */
+        char rid[16];
+        snprintf(rid, sizeof rid, "w%u", i);
+        w[i] = start_request(&s, rid, NULL);
+    }
+    wait_running(&s, 6, 12);
+    pause_loop(&s, HR_PAUSE_ABORT);
+    for (uint32_t i = 0; i < 10; i++) {
+        assert_true(w[i]->is_done); /* without waiting */
+        check_waiter(w[i], &s.limits, true);
+        assert_int_equal(w[i]->c.type, HR_FINISH_ABORT);
+        waiter_close(w[i]);
+        free(w[i]);
+    }
+    assert_int_equal(hr_loop_flush_cache(s.loop, 0, NULL), HR_OK);
+    waiter *next = start_request(&s, "next", NULL);
+    usleep(5000);
+    assert_int_equal(next->c.n_tokens, 0);
+    hr_loop_continue(s.loop);
+    end_undisturbed(next, &s);
+    stand_close(&s);
+}
+
+static void adapters_come_and_go_while_their_requests_are_paused(void **state) {
+    (void)state;
+    for (int m = 1; m < 3; m++) {
+        stand s;
+        stand_open(&s, 100);
+        load(&s, "a", 100);
+        waiter *w[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            char rid[16];
+            snprintf(rid, sizeof rid, "w%u", i);
+            w[i] = start_request(&s, rid, "a");
+        }
+        wait_running(&s, 4, 8);
+        pause_loop(&s, all_modes[m]);
+        assert_int_equal(stats_of(&s).leases, 4);
+        assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
+        load(&s, "a", 200); /* the same name, other weights */
+        assert_true(hr_loop_abort(s.loop, "w3"));
+        waiter_wait(w[3]);
+        assert_int_equal(stats_of(&s).leases, 3);
+        hr_loop_continue(s.loop);
+        waiter_close(w[3]);
+        free(w[3]);
+        for (uint32_t i = 0; i < 3; i++)
+            end_undisturbed(w[i], &s); /* on the weights they began with */
+        assert_int_equal(stats_of(&s).leases, 0);
+        stand_close(&s);
+    }
+}
+
+static void stopping_while_paused_does_not_wait_for_what_is_frozen(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w = start_request(&s, "w", NULL);
+    wait_running(&s, 1, 3);
+    pause_loop(&s, HR_PAUSE_IN_PLACE);
+    hr_loop_drain(s.loop, 3600 * 1000);
+    assert_true(w->is_done);
+    assert_int_equal(w->c.type, HR_FINISH_ABORT);
+    hr_error err;
+    assert_int_equal(hr_loop_pause(s.loop, HR_PAUSE_ABORT, 1000, &err), HR_ERR_STOPPING);
+    waiter_close(w);
+    free(w);
+    stand_close(&s);
+}
+
+static void a_flush_waits_for_running_requests_as_long_as_it_may(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *w = start_request(&s, "w", NULL);
+    wait_running(&s, 1, 3);
+    hr_error err;
+    assert_int_equal(hr_loop_flush_cache(s.loop, 0, &err), HR_ERR_BUSY);
+    assert_non_null(strstr(err.message, "1 requests run"));
+    assert_int_equal(hr_loop_flush_cache(s.loop, 30000, &err), HR_OK);
+    assert_true(w->is_done);
+    end_undisturbed(w, &s);
+    assert_int_equal(stats_of(&s).kv_pages_cached, 0);
+    stand_close(&s);
+}
+
+static void pages_of_an_unloaded_adapter_leave_the_cache(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    load(&s, "a", 100);
+    end_undisturbed(start_request(&s, "1", "a"), &s);
+    end_undisturbed(start_request(&s, "2", NULL), &s);
+    uint64_t both = stats_of(&s).kv_pages_cached;
+    assert_true(both >= 8);
+    assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
+    for (int i = 0; i < 10000 && stats_of(&s).kv_pages_cached != both / 2; i++)
+        usleep(500);
+    assert_int_equal(stats_of(&s).kv_pages_cached, both / 2);
+    stand_close(&s);
+}
+
 static void an_idle_loop_uses_no_processor_time(void **state) {
     (void)state;
     stand s;
@@ -393,9 +675,19 @@ static void an_idle_loop_uses_no_processor_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(submitters_aborts_and_loads_at_once),
+        cmocka_unit_test(pauses_and_flushes_between_them_change_no_bit),
+        cmocka_unit_test(pauses_that_abort_between_them_lose_nothing_else),
         cmocka_unit_test(a_rid_is_taken_while_it_lives_and_free_afterwards),
         cmocka_unit_test(a_full_queue_says_busy),
         cmocka_unit_test(draining_refuses_new_requests_and_ends_the_old_ones),
+        cmocka_unit_test(an_idle_engine_pauses_in_every_mode_and_answers_everything),
+        cmocka_unit_test(paused_in_place_requests_stand_still_with_their_kv),
+        cmocka_unit_test(paused_by_retraction_requests_wait_without_kv),
+        cmocka_unit_test(pausing_by_abort_returns_when_no_request_is_left),
+        cmocka_unit_test(adapters_come_and_go_while_their_requests_are_paused),
+        cmocka_unit_test(stopping_while_paused_does_not_wait_for_what_is_frozen),
+        cmocka_unit_test(a_flush_waits_for_running_requests_as_long_as_it_may),
+        cmocka_unit_test(pages_of_an_unloaded_adapter_leave_the_cache),
         cmocka_unit_test(an_idle_loop_uses_no_processor_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
