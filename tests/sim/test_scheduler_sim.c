@@ -68,7 +68,7 @@ typedef struct world {
 
 /* What the runs met, over all worlds. */
 static uint64_t n_runs = 200, seen_retractions, seen_finish[8], seen_half_scored, seen_cached;
-static uint64_t seen_full_caches, seen_flushes, seen_shared_pages;
+static uint64_t seen_crowd_reloads, seen_full_caches, seen_flushes, seen_shared_pages;
 
 static uint32_t roll(world *w, uint32_t n) {
     return (uint32_t)((hr_sampler_mix(w->random++) >> 32) % n);
@@ -151,6 +151,18 @@ static void load_some(world *w) {
     }
     hr_adapter_payload payload = fake_lora_payload(w->next_adapter_value++);
     hr_adapter_store_publish(w->store, reservation, &payload);
+}
+
+/* As a trainer does each step: unload and load under the same name; true when the name was there.
+ */
+static bool reload(world *w, const char *name) {
+    bool there = hr_adapter_store_unload(w->store, name, NULL) == HR_OK;
+    hr_adapter_reservation *reservation;
+    if (hr_adapter_store_reserve(w->store, name, "/nowhere", false, &reservation, NULL) != HR_OK)
+        return false;
+    hr_adapter_payload payload = fake_lora_payload(w->next_adapter_value++);
+    hr_adapter_store_publish(w->store, reservation, &payload);
+    return there;
 }
 
 static void unload_some(world *w) {
@@ -411,6 +423,32 @@ static void run_world(uint64_t seed, uint32_t n_actions, bool kill) {
     free(w);
 }
 
+static void run_crowd(uint64_t seed) {
+    world *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    world_open(w, seed);
+    while (w->n_cases < 64) {
+        uint32_t dice = roll(w, 16);
+        if (dice < 6) {
+            submit_some(w);
+        } else if (dice < 8) {
+            seen_crowd_reloads += reload(w, names[roll(w, N_NAMES)]);
+        } else if (dice == 8) {
+            abort_some(w);
+        } else if (dice == 9 && roll(w, 8) == 0) {
+            retract_all(w);
+        } else {
+            hr_scheduler_step(w->scheduler);
+        }
+        check_books(w);
+    }
+    end_all(w, false);
+    for (uint32_t i = 0; i < w->n_cases; i++)
+        check_case(w, i);
+    world_close(w);
+    free(w);
+}
+
 static void every_request_ends_once_and_as_if_it_had_run_alone(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= n_runs; seed++)
@@ -447,6 +485,7 @@ static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n
     w->config.max_adapters = max_adapters;
     w->config.max_running = max_running;
     w->config.max_overtaken = 8;
+    w->config.disable_prefix_cache = false;
     assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
     for (uint32_t n = 0; n < 2; n++) {
         hr_adapter_reservation *reservation;
@@ -479,6 +518,8 @@ static fake_case *submit_fixed(world *w, uint32_t n_prompt, uint32_t max_new, ui
     c->params.n_input_ids = n_prompt;
     for (uint32_t p = 0; p < n_prompt; p++)
         c->prompt[p] = (p * p + i + 1) % FAKE_VOCAB;
+    if (c->prompt[0] == FAKE_POISON)
+        c->prompt[0] = 0;
     c->params.return_logprob = score;
     c->adapter = adapter;
     snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
@@ -531,6 +572,91 @@ static void a_prompt_retracted_half_scored_is_delivered_once(void **state) {
     close_scene(w);
 }
 
+/* A prompt of the scored kind that needs many steps, and short ones that come one after another
+ * while others generate. */
+static void a_long_scored_prompt_neither_stalls_others_nor_stands_still(void **state) {
+    (void)state;
+    world *w = open_scene(8, 2, 48, 16);
+    submit_fixed(w, 2, 100, 1, false); /* generates all the time */
+    hr_scheduler_step(w->scheduler);
+    fake_case *old = submit_fixed(w, 140, 0, 1, true);
+    const hr_request *old_request = w->live[1];
+    for (uint32_t i = 0; !old->finished; i++) {
+        uint32_t before = old_request->n_computed, generated = w->cases[0].n_tokens;
+        bool alone = hr_scheduler_stats_of(w->scheduler).running == 2;
+        fake_case *young = i > 0 ? submit_fixed(w, 9, 2, 1 + i % 2, false) : NULL;
+        assert_true(hr_scheduler_step(w->scheduler));
+        check_books(w);
+        assert_int_equal(w->cases[0].n_tokens, generated + 1);
+        if (young != NULL)
+            assert_int_equal(young->n_tokens, 1); /* its first token comes with the next step */
+        if (old->finished)
+            break;
+        uint32_t rows = old_request->n_computed - before;
+        assert_true(rows >= 4); /* a quarter of the chunk */
+        if (alone && young == NULL)
+            assert_int_equal(rows, 16);
+        assert_true(i < 40);
+    }
+    close_scene(w);
+}
+
+/* Many samples of one prompt, at once: it is computed once. */
+static void samples_of_one_prompt_share_its_computation(void **state) {
+    (void)state;
+    world *w = open_scene(8, 2, 48, 256);
+    const uint32_t n = 8, n_prompt = 70;
+    for (uint32_t i = 0; i < n; i++) {
+        fake_case *c = &w->cases[w->n_cases];
+        submit_fixed(w, n_prompt, 5, 1, false);
+        for (uint32_t p = 0; p < n_prompt; p++)
+            c->prompt[p] = w->live[i]->ids[p] = p % FAKE_VOCAB;
+    }
+    uint64_t rows = 0;
+    while (w->n_ended < n) {
+        uint32_t before = 0, after = 0;
+        const hr_request *r;
+        for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++)
+            before += r->n_computed - r->cached_tokens;
+        hr_scheduler_step(w->scheduler);
+        check_books(w);
+        for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++)
+            after += r->n_computed - r->cached_tokens;
+        rows += after > before ? after - before : 0;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(w->cases[i].cached_tokens, i == 0 ? 0 : 64);
+    assert_true(rows <= n_prompt + (n - 1) * (n_prompt - 64) + n * 5);
+    assert_int_equal(hr_scheduler_stats_of(w->scheduler).cached_prompt_tokens, (n - 1) * 64);
+    close_scene(w);
+}
+
+/* What a retracted request had computed is still there when it returns, unless it was needed. */
+static void a_retracted_request_finds_its_pages_again(void **state) {
+    (void)state;
+    world *w = open_scene(4, 2, 48, 64);
+    fake_case *c = submit_fixed(w, 100, 40, 1, false);
+    while (c->n_tokens < 30)
+        hr_scheduler_step(w->scheduler);
+    hr_scheduler_retract_all(w->scheduler);
+    check_books(w);
+    uint64_t steps = hr_scheduler_stats_of(w->scheduler).steps;
+    hr_scheduler_step(w->scheduler);
+    assert_int_equal(c->n_tokens, 31); /* 129 ids: four pages known, one row */
+    assert_int_equal(hr_scheduler_stats_of(w->scheduler).steps, steps + 1);
+    close_scene(w);
+    assert_int_equal(c->cached_tokens, 0);
+}
+
+/* Sixty-four requests over eight adapters and the base, which are loaded again all the time under
+ * their names, joining and leaving a small batch at random. */
+static void a_crowd_over_eight_adapters_that_are_reloaded(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= n_runs; seed++)
+        run_crowd(5000 + seed);
+    assert_true(seen_crowd_reloads > 50 * n_runs / 10);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         n_runs = strtoull(argv[1], NULL, 10);
@@ -539,6 +665,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stopping_at_any_moment_leaves_nothing_behind),
         cmocka_unit_test(no_adapter_starves),
         cmocka_unit_test(a_prompt_retracted_half_scored_is_delivered_once),
+        cmocka_unit_test(a_long_scored_prompt_neither_stalls_others_nor_stands_still),
+        cmocka_unit_test(samples_of_one_prompt_share_its_computation),
+        cmocka_unit_test(a_retracted_request_finds_its_pages_again),
+        cmocka_unit_test(a_crowd_over_eight_adapters_that_are_reloaded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,9 +4,11 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -169,6 +171,161 @@ static void at_the_cap_the_least_recently_used_unpinned_name_gives_way(void **st
     hr_adapter_store_destroy(store);
 }
 
+/* What serving a name does: recalls it when it gave way. Its path, or "" when it was there. */
+static const char *serve(hr_adapter_store *store, const char *name, payload *p) {
+    static char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    hr_error err;
+    path[0] = '\0';
+    if (hr_adapter_store_recall(store, name, path, &reservation, &err) != HR_OK)
+        return strcpy(path, err.message);
+    if (reservation != NULL) {
+        hr_adapter_payload content = {p, destroy_payload, 100, 8};
+        assert_true(hr_adapter_store_publish(store, reservation, &content) > 0);
+    }
+    hr_adapter_lease lease = acquire(store, name);
+    hr_adapter_store_release(store, &lease);
+    return path;
+}
+
+static void a_name_that_gave_way_comes_back_from_where_it_was(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[8] = {{0}};
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    assert_string_equal(serve(store, "a", NULL), "");
+    load(store, "c", false, &p[2]);
+    assert_names(store, "a c");
+    assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_EVICTED);
+    assert_string_equal(serve(store, "b", &p[3]), "/some/where");
+    assert_names(store, "c b");
+    assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_LOADED);
+    assert_int_equal(hr_adapter_store_state(store, "a"), HR_ADAPTER_EVICTED);
+    assert_int_equal(hr_adapter_store_state(store, "never"), HR_ADAPTER_UNKNOWN);
+    /* What is unloaded by name does not come back, evicted or not. */
+    assert_int_equal(hr_adapter_store_unload(store, "b", NULL), HR_OK);
+    assert_non_null(strstr(serve(store, "b", NULL), "never been loaded"));
+    assert_int_equal(hr_adapter_store_unload(store, "a", NULL), HR_OK);
+    assert_non_null(strstr(serve(store, "a", NULL), "never been loaded"));
+    assert_int_equal(hr_adapter_store_unload(store, "a", NULL), HR_ERR_ADAPTER_UNKNOWN);
+    /* Loaded again from elsewhere, it is not the evicted one any more. */
+    load(store, "d", false, &p[4]);
+    load(store, "e", false, &p[5]);
+    assert_int_equal(hr_adapter_store_state(store, "c"), HR_ADAPTER_EVICTED);
+    load(store, "c", false, &p[6]);
+    assert_int_equal(hr_adapter_store_unload(store, "c", NULL), HR_OK);
+    assert_int_equal(hr_adapter_store_state(store, "c"), HR_ADAPTER_UNKNOWN);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_recall_that_fails_or_is_revoked_leaves_the_right_memory(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[3] = {{0}};
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    assert_int_equal(hr_adapter_store_recall(store, "a", path, &reservation, NULL), HR_OK);
+    hr_adapter_store_cancel(store, reservation);
+    assert_int_equal(hr_adapter_store_state(store, "a"),
+                     HR_ADAPTER_EVICTED); /* may be tried again */
+    assert_int_equal(hr_adapter_store_recall(store, "a", path, &reservation, NULL), HR_OK);
+    assert_int_equal(hr_adapter_store_unload(store, "a", NULL), HR_OK); /* while it is read */
+    hr_adapter_payload content = {&p[2], destroy_payload, 100, 8};
+    assert_int_equal(hr_adapter_store_publish(store, reservation, &content), 0);
+    assert_int_equal(p[2].destroyed, 1);
+    assert_names(store, "b");
+    assert_int_equal(hr_adapter_store_state(store, "a"), HR_ADAPTER_UNKNOWN);
+    hr_adapter_store_destroy(store);
+}
+
+/* The rules as a list would have it, against the store, over random loads, uses and unloads. */
+static void the_store_agrees_with_a_plain_list(void **state) {
+    (void)state;
+    enum { CAP = 3, N_LRU_NAMES = 6 };
+    static payload p[4000];
+    hr_adapter_store *store = open_store(CAP, 8);
+    char list[CAP + 1] = ""; /* one letter a name, least recently used first */
+    bool known[N_LRU_NAMES] = {false};
+    uint32_t random = 1, n = 0;
+    for (int i = 0; i < 3000; i++) {
+        random = random * 1664525 + 1013904223;
+        uint32_t name_index = (random >> 16) % N_LRU_NAMES, what = (random >> 24) % 4;
+        char name[2] = {(char)('a' + name_index), '\0'}, *at = strchr(list, name[0]);
+        if (what == 0 && at == NULL) {
+            load(store, name, false, &p[n++]);
+        } else if (what == 1) {
+            assert_int_equal(hr_adapter_store_unload(store, name, NULL),
+                             known[name_index] ? HR_OK : HR_ERR_ADAPTER_UNKNOWN);
+            known[name_index] = false;
+            if (at != NULL)
+                memmove(at, at + 1, strlen(at));
+            continue;
+        } else if (!known[name_index]) {
+            assert_int_equal(hr_adapter_store_state(store, name), HR_ADAPTER_UNKNOWN);
+            continue;
+        } else {
+            assert_string_equal(serve(store, name, &p[n++]), at != NULL ? "" : "/some/where");
+        }
+        known[name_index] = true;
+        if (at != NULL)
+            memmove(at, at + 1, strlen(at));
+        else if (strlen(list) == CAP)
+            memmove(list, list + 1, CAP);
+        strcat(list, name);
+        for (uint32_t k = 0; k < N_LRU_NAMES; k++) {
+            char other[2] = {(char)('a' + k), '\0'};
+            assert_int_equal(hr_adapter_store_state(store, other), strchr(list, other[0]) != NULL
+                                                                       ? HR_ADAPTER_LOADED
+                                                                   : known[k] ? HR_ADAPTER_EVICTED
+                                                                              : HR_ADAPTER_UNKNOWN);
+        }
+    }
+    assert_true(n > 500);
+    hr_adapter_store_destroy(store);
+}
+
+/* Many want one evicted name at once: one loads, the others wait for him. */
+typedef struct wanting {
+    hr_adapter_store *store;
+    _Atomic int *n_loads;
+    payload *p;
+} wanting;
+
+static void *want_a(void *arg) {
+    wanting *w = arg;
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    HR_ASSERT(hr_adapter_store_recall(w->store, "a", path, &reservation, NULL) == HR_OK);
+    if (reservation != NULL) {
+        atomic_fetch_add(w->n_loads, 1);
+        usleep(20000);
+        hr_adapter_payload content = {w->p, destroy_payload, 100, 8};
+        HR_ASSERT(hr_adapter_store_publish(w->store, reservation, &content) > 0);
+    }
+    return NULL;
+}
+
+static void concurrent_recalls_of_one_name_load_it_once(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[3] = {{0}};
+    _Atomic int n_loads = 0;
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    wanting w = {store, &n_loads, &p[2]};
+    pthread_t threads[8];
+    for (int t = 0; t < 8; t++)
+        assert_int_equal(pthread_create(&threads[t], NULL, want_a, &w), 0);
+    for (int t = 0; t < 8; t++)
+        pthread_join(threads[t], NULL);
+    assert_int_equal(n_loads, 1);
+    assert_names(store, "a");
+    hr_adapter_store_destroy(store);
+}
+
 static void checking_a_name_is_no_use_of_it(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(2, 8);
@@ -319,6 +476,10 @@ int main(void) {
         cmocka_unit_test(a_name_loaded_again_is_another_version),
         cmocka_unit_test(a_name_is_loaded_once_at_a_time),
         cmocka_unit_test(at_the_cap_the_least_recently_used_unpinned_name_gives_way),
+        cmocka_unit_test(a_name_that_gave_way_comes_back_from_where_it_was),
+        cmocka_unit_test(a_recall_that_fails_or_is_revoked_leaves_the_right_memory),
+        cmocka_unit_test(the_store_agrees_with_a_plain_list),
+        cmocka_unit_test(concurrent_recalls_of_one_name_load_it_once),
         cmocka_unit_test(checking_a_name_is_no_use_of_it),
         cmocka_unit_test(a_load_that_could_not_stay_is_refused_before_it_starts),
         cmocka_unit_test(pinning_leaves_a_place_in_the_batch),
