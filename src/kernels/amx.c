@@ -5,12 +5,11 @@
  * four sums. */
 #include "kernels/amx.h"
 
-#include "base/pool.h"
 #include "kernels/tiers.h"
+#include "kernels/trial.h"
 
 #include <cpuid.h>
 #include <immintrin.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -169,43 +168,9 @@ bool hr_amx_present(void) {
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx_bf16) != 0 && (d & amx_tile) != 0;
 }
 
-/* A product of odd sizes on tiles and by the reference, from +0 and going on. */
-static bool agrees_with_reference(void) {
-    enum { M = 45, N = 48, K = 96 };
-    uint16_t x[M * K], w[N * K];
-    float got[M * N], want[M * N];
-    uint32_t seed = 12345;
-    for (int i = 0; i < M * K + N * K; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        /* sign, exponents around 1 and now and then a denormal, 7 bits of fraction */
-        uint16_t exponent = (seed >> 12 & 15) == 0 ? 0 : (uint16_t)(120 + (seed >> 16 & 7));
-        uint16_t value =
-            (uint16_t)((seed >> 31) << 15 | (uint32_t)exponent << 7 | (seed >> 24 & 0x7f));
-        if (i < M * K)
-            x[i] = value;
-        else
-            w[i - M * K] = value;
-    }
-    hr_gemm_args a = {
-        .x = x, .ldx = K, .m = M, .k = K, .w = w, .panel_end = N / HR_PANEL, .ldy = N};
-    for (int pass = 0; pass < 2; pass++) {
-        a.accumulate = pass == 1;
-        a.y = got;
-        gemm_bf16(&a);
-        a.y = want;
-        hr_kernels_ref.gemm[HR_COMPUTE_BF16](&a);
-        if (memcmp(got, want, sizeof got) != 0)
-            return false;
-    }
-    return true;
-}
-
 const char *hr_amx_refused(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) != 0)
         return "the system does not permit it";
-    unsigned saved = hr_fp_enter();
-    bool same = agrees_with_reference();
-    hr_fp_restore(saved);
-    return same ? NULL : "a trial product differs from the reference";
+    return hr_kernels_trial(&hr_kernels_amx) ? NULL : "a trial product differs from the reference";
 }

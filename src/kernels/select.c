@@ -1,6 +1,7 @@
 /* Chooses a tier for the processor at hand. */
 #include "kernels/amx.h"
 #include "kernels/tiers.h"
+#include "kernels/trial.h"
 
 #include <cpuid.h>
 #include <stdio.h>
@@ -22,6 +23,15 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+static bool has_bf16_dot(void) {
+    unsigned a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16) != 0;
+}
+
+static bool has_avx512bf16(void) {
+    return has_bf16_dot() && hr_kernels_trial(&hr_kernels_avx512bf16);
+}
+
 static bool has_amx(void) {
     return has_avx512() && hr_amx_present() && hr_amx_refused() == NULL;
 }
@@ -31,9 +41,8 @@ static const struct {
     const hr_kernels *kernels;
     bool (*available)(void);
 } TIERS[] = {
-    {&hr_kernels_ref, has_avx2},
-    {&hr_kernels_avx2, has_avx2},
-    {&hr_kernels_avx512, has_avx512},
+    {&hr_kernels_ref, has_avx2},      {&hr_kernels_avx2, has_avx2},
+    {&hr_kernels_avx512, has_avx512}, {&hr_kernels_avx512bf16, has_avx512bf16},
     {&hr_kernels_amx, has_amx},
 };
 enum { N_TIERS = sizeof TIERS / sizeof TIERS[0] };
@@ -56,12 +65,14 @@ static hr_status select_named(const char *isa, const hr_kernels **out, hr_error 
         const char *why = "this processor lacks it";
         if (TIERS[t].available == has_amx && has_avx512() && hr_amx_present())
             why = hr_amx_refused();
+        if (TIERS[t].available == has_avx512bf16 && has_bf16_dot())
+            why = "its dot product differs from the reference";
         return hr_fail(err, HR_ERR_CPU,
                        "instruction set %s is not to be had: %s; leave it out to use the fastest",
                        isa, why);
     }
     return hr_fail(err, HR_ERR_INVALID,
-                   "unknown instruction set \"%s\": use ref, avx2, avx512 or amx", isa);
+                   "unknown instruction set \"%s\": use ref, avx2, avx512, avx512bf16 or amx", isa);
 }
 
 hr_status hr_kernels_select(const char *isa, const hr_kernels **out, char *note, size_t note_size,

@@ -76,6 +76,18 @@ HR_INLINE void partial_page(hr_compute c, size_t panels, const float *p, const c
     }
 }
 
+/* The first n probabilities of a line as words, in place; n is a multiple of HR_LEAF. */
+HR_INLINE void probabilities_to_words(hr_compute c, float *p, uint32_t n) {
+#if HR_TILE_DOT
+    for (uint32_t i = 0; dots(c) && i < n; i += HR_LEAF)
+        v_store(p + i / 2, v_words_of_floats(v_load(p + i), v_load(p + i + 16)));
+#else
+    (void)c;
+    (void)p;
+    (void)n;
+#endif
+}
+
 /* block_o = P * V for the lines of a tile. Pages that all lines see whole go through the tile; what
  * is left of each line goes alone. */
 HR_INLINE void block_values(hr_compute c, const attention_state *st, uint32_t block, size_t lines,
@@ -83,8 +95,10 @@ HR_INLINE void block_values(hr_compute c, const attention_state *st, uint32_t bl
     const size_t panels = st->padded / HR_PANEL;
     const size_t values_at = hr_kv_slot_bytes(c, st->a->head_dim) / 2;
     const uint32_t shared = seen[0] / HR_KV_PAGE_TOKENS * HR_KV_PAGE_TOKENS;
+    for (size_t i = 0; i < lines; i++)
+        probabilities_to_words(c, st->scores + i * SCORE_STRIDE, shared);
     for (uint32_t at = 0; at < shared; at += HR_KV_PAGE_TOKENS)
-        tile_panels(c, LEAF, lines, panels, st->scores + at, SCORE_STRIDE,
+        tile_panels(c, LEAF, lines, panels, st->scores + words_of(c, at), SCORE_STRIDE,
                     page_at(st->a, block + at) + values_at, leaf_bytes(c), 1, st->block_o,
                     st->padded, at == 0);
     for (size_t i = 0; i < lines; i++)
@@ -145,8 +159,8 @@ HR_INLINE void attend_group(hr_compute c, attention_state *st, size_t group, siz
     const size_t element = hr_compute_bytes(c);
     for (size_t i = 0; i < lines; i++) {
         size_t row = (group + i) / a->n_heads, head = (group + i) % a->n_heads;
-        widen(c, (const char *)a->q + (row * a->ldq + head * a->head_stride) * element, st->padded,
-              st->q + i * st->padded);
+        to_words(c, (const char *)a->q + (row * a->ldq + head * a->head_stride) * element,
+                 st->padded, st->q + i * st->padded);
     }
     for (uint32_t block = 0; seen_in_block(a, group + lines - 1, block) > 0; block += HR_ATTN_BLOCK)
         for (size_t line = 0; line < lines; line += HR_TILE_ROWS)

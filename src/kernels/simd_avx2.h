@@ -13,6 +13,7 @@
 #define HR_TILE_ROWS 6
 #define HR_TILE_PANELS 1
 #define HR_TILE_SPLIT 1
+#define HR_TILE_DOT 0
 #define HR_STREAM_LEAVES(rows) ((rows) == 1 ? 2 : 1)
 
 typedef struct v16 {

@@ -7,8 +7,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef HR_WITH_BF16_DOT
+#define HR_TIER_NAME "avx512bf16"
+#define HR_TIER(op) hr_avx512bf16_##op
+#define HR_TILE_DOT 1
+#else
 #define HR_TIER_NAME "avx512"
 #define HR_TIER(op) hr_avx512_##op
+#define HR_TILE_DOT 0
+#endif
 
 /* 32 registers: even and odd chains of 6 rows x 2 panels side by side. */
 #define HR_TILE_ROWS 6
@@ -124,6 +131,37 @@ static inline void v_store_bf16_n(uint16_t *p, v16 a, uint32_t n) {
 static inline v16 v_round_bf16(v16 a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(v_bf16_bits_(a), 16));
 }
+#if HR_TILE_DOT
+/* Two steps of a chain of bf16 products: the upper halves are multiplied and added first, then the
+ * lower ones, each with its own rounding and denormals flushed, whatever MXCSR says. */
+static inline v16 v_dot(v16 words, v16 weights, v16 chain) {
+    return _mm512_dpbf16_ps(chain, (__m512bh)_mm512_castps_si512(words),
+                            (__m512bh)_mm512_castps_si512(weights));
+}
+/* 32 bf16 as 16 words for v_dot: of inputs 4i .. 4i + 3 word 2i has the even ones and word 2i + 1
+ * the odd ones, the first above the second. */
+static inline v16 v_load_words(const uint16_t *p) {
+    const __m512i swap = _mm512_set4_epi32(0x0b0a0f0e, 0x09080d0c, 0x03020706, 0x01000504);
+    return _mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_loadu_si512(p), swap));
+}
+/* The same of 32 floats that are bf16 values. */
+static inline v16 v_words_of_floats(v16 a, v16 b) {
+    const __m512i first =
+        _mm512_set_epi32(29, 28, 25, 24, 21, 20, 17, 16, 13, 12, 9, 8, 5, 4, 1, 0);
+    const __m512i second =
+        _mm512_set_epi32(31, 30, 27, 26, 23, 22, 19, 18, 15, 14, 11, 10, 7, 6, 3, 2);
+    __m512i upper = _mm512_castps_si512(_mm512_permutex2var_ps(a, first, b));
+    __m512i lower = _mm512_castps_si512(_mm512_permutex2var_ps(a, second, b));
+    return _mm512_castsi512_ps(_mm512_or_si512(upper, _mm512_srli_epi32(lower, 16)));
+}
+/* The even (which = 0) or odd (1) weights of two neighbouring pairs of a panel, as words. */
+static inline v16 v_load_weight_words(const char *pairs, int which) {
+    __m512i a = _mm512_loadu_si512(pairs), b = _mm512_loadu_si512(pairs + 64);
+    return _mm512_castsi512_ps(
+        which == 0 ? _mm512_mask_blend_epi16(0x55555555u, _mm512_slli_epi32(a, 16), b)
+                   : _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(b, 16), a));
+}
+#endif
 /* A macro: gcc takes a function that only prefetches for pure, and drops its calls. */
 #define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
 

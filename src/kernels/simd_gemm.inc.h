@@ -13,17 +13,17 @@ enum {
     SCRATCH_FLOATS = HR_SCRATCH_BYTES / 4
 };
 
-/* Rows as floats: x itself for F32, widened into scratch for bf16. Returns the row stride. */
-HR_INLINE size_t widen_rows(hr_compute c, const void *x, size_t ldx, size_t rows, size_t begin,
-                            size_t n, float *scratch, const float **out) {
+/* Rows as words: x itself for F32, made in scratch for bf16. Returns the row stride. */
+HR_INLINE size_t rows_to_words(hr_compute c, const void *x, size_t ldx, size_t rows, size_t begin,
+                               size_t n, float *scratch, const float **out) {
     if (c == HR_COMPUTE_F32) {
         *out = (const float *)x + begin;
         return ldx;
     }
     /* An odd number of cache lines, so that rows do not fall on the same sets. */
-    size_t stride = (n / 16 | 1) * 16;
+    size_t stride = (words_of(c, n) / 16 | 1) * 16;
     for (size_t r = 0; r < rows; r++)
-        widen(c, (const uint16_t *)x + r * ldx + begin, n, scratch + r * stride);
+        to_words(c, (const uint16_t *)x + r * ldx + begin, n, scratch + r * stride);
     *out = scratch;
     return stride;
 }
@@ -33,17 +33,17 @@ HR_INLINE void stream_leaves(hr_compute c, const int rows, const int leaves, con
                              size_t ldx, const char *w, v16 *acc) {
     v16 even[8], odd[8];
     HR_UNROLL for (int i = 0; i < rows * leaves; i++) even[i] = odd[i] = v_zero();
-    HR_UNROLL_4 for (int j = 0; j < HR_LEAF / 2; j++) {
+    const size_t words = words_of(c, HR_LEAF);
+    HR_UNROLL_4 for (size_t j = 0; j < words / 2; j++) {
         HR_UNROLL for (int l = 0; l < leaves; l++) {
-            const char *pair = w + (size_t)l * leaf_bytes(c) + (size_t)j * pair_bytes(c);
-            v16 w_even = load_weights(c, pair, 0), w_odd = load_weights(c, pair, 1);
-            v_prefetch(pair + STREAM_AHEAD);
-            if (c == HR_COMPUTE_F32)
-                v_prefetch(pair + STREAM_AHEAD + 64);
+            const char *step = w + (size_t)l * leaf_bytes(c) + j * step_bytes(c);
+            v16 w_even = load_step(c, step, 0), w_odd = load_step(c, step, 1);
+            HR_UNROLL for (size_t b = 0; b < step_bytes(c); b += 64)
+                v_prefetch(step + STREAM_AHEAD + b);
             HR_UNROLL for (int r = 0; r < rows; r++) {
-                const float *xl = x + (size_t)r * ldx + (size_t)l * HR_LEAF + 2 * (size_t)j;
-                even[r * leaves + l] = v_fma(v_set(xl[0]), w_even, even[r * leaves + l]);
-                odd[r * leaves + l] = v_fma(v_set(xl[1]), w_odd, odd[r * leaves + l]);
+                const float *xl = x + (size_t)r * ldx + (size_t)l * words + 2 * j;
+                even[r * leaves + l] = go_on(c, v_set(xl[0]), w_even, even[r * leaves + l]);
+                odd[r * leaves + l] = go_on(c, v_set(xl[1]), w_odd, odd[r * leaves + l]);
             }
         }
     }
@@ -55,7 +55,7 @@ HR_INLINE void stream_panels(hr_compute c, const int rows, const hr_gemm_args *a
     const int side = HR_STREAM_LEAVES(rows);
     const size_t n_leaves = a->k / HR_LEAF;
     const float *x;
-    size_t ldx = widen_rows(c, a->x, a->ldx, rows, 0, a->k, a->scratch, &x);
+    size_t ldx = rows_to_words(c, a->x, a->ldx, rows, 0, a->k, a->scratch, &x);
     const char *w = (const char *)a->w + a->panel_begin * n_leaves * leaf_bytes(c);
     for (uint32_t panel = a->panel_begin; panel < a->panel_end;
          panel++, w += n_leaves * leaf_bytes(c)) {
@@ -65,11 +65,14 @@ HR_INLINE void stream_panels(hr_compute c, const int rows, const hr_gemm_args *a
             a->accumulate ? v_load(y + (size_t)r * a->ldy) : v_zero();
         size_t leaf = 0;
         for (; leaf + (size_t)side <= n_leaves; leaf += (size_t)side)
-            stream_leaves(c, rows, side, x + leaf * HR_LEAF, ldx, w + leaf * leaf_bytes(c), acc);
+            stream_leaves(c, rows, side, x + leaf * words_of(c, HR_LEAF), ldx,
+                          w + leaf * leaf_bytes(c), acc);
         for (; side > 2 && leaf + 2 <= n_leaves; leaf += 2)
-            stream_leaves(c, rows, 2, x + leaf * HR_LEAF, ldx, w + leaf * leaf_bytes(c), acc);
+            stream_leaves(c, rows, 2, x + leaf * words_of(c, HR_LEAF), ldx,
+                          w + leaf * leaf_bytes(c), acc);
         for (; leaf < n_leaves; leaf++)
-            stream_leaves(c, rows, 1, x + leaf * HR_LEAF, ldx, w + leaf * leaf_bytes(c), acc);
+            stream_leaves(c, rows, 1, x + leaf * words_of(c, HR_LEAF), ldx,
+                          w + leaf * leaf_bytes(c), acc);
         HR_UNROLL for (int r = 0; r < rows; r++) v_store(y + (size_t)r * a->ldy, acc[r]);
     }
 }
@@ -82,8 +85,8 @@ HR_INLINE void gemm_block(hr_compute c, const hr_gemm_args *a, size_t row, size_
     const size_t tiles = (rows + HR_TILE_ROWS - 1) / HR_TILE_ROWS;
     const bool from_zero = begin == 0 && !a->accumulate;
     const float *x;
-    size_t ldx = widen_rows(c, (const char *)a->x + row * a->ldx * element, a->ldx, rows, begin, n,
-                            a->scratch, &x);
+    size_t ldx = rows_to_words(c, (const char *)a->x + row * a->ldx * element, a->ldx, rows, begin,
+                               n, a->scratch, &x);
     for (size_t panel = a->panel_begin; panel < a->panel_end; panel += HR_TILE_PANELS) {
         const char *w = (const char *)a->w + panel * panel_bytes + begin * HR_PANEL * element;
         const bool full = panel + HR_TILE_PANELS <= a->panel_end;
@@ -158,15 +161,15 @@ HR_INLINE void lora_expand(hr_compute c, const hr_lora_expand_args *a) {
     const leaf_shape shape = {HR_LORA_LEAF / 2, c == HR_COMPUTE_BF16 ? 2 : 1};
     const size_t inputs = (size_t)(2 * shape.pairs * shape.passes), element = hr_compute_bytes(c);
     const size_t panel_bytes = a->n_leaves * HR_LORA_LEAF * HR_PANEL * element;
-    /* As many leaves at a time as leave room for a block of widened rows. */
+    /* As many leaves at a time as leave room for a block of rows as words. */
     const size_t leaves_block = INPUT_BLOCK / HR_LEAF;
     for (size_t row = 0; row < a->m; row += ROW_BLOCK)
         for (size_t leaf = 0; leaf < a->n_leaves; leaf += leaves_block) {
             size_t rows = a->m - row < ROW_BLOCK ? a->m - row : ROW_BLOCK;
             size_t leaves = a->n_leaves - leaf < leaves_block ? a->n_leaves - leaf : leaves_block;
             const float *h;
-            size_t ldh = widen_rows(c, (const char *)a->h + row * a->ldh * element, a->ldh, rows,
-                                    leaf * inputs, leaves * inputs, a->scratch, &h);
+            size_t ldh = rows_to_words(c, (const char *)a->h + row * a->ldh * element, a->ldh, rows,
+                                       leaf * inputs, leaves * inputs, a->scratch, &h);
             const char *b = (const char *)a->b + a->panel_begin * panel_bytes +
                             leaf * HR_LORA_LEAF * HR_PANEL * element;
             for (size_t r = 0; r < rows; r += HR_TILE_ROWS)

@@ -1,12 +1,14 @@
 /* Register tiles: a few rows by a few panels, the innermost loops of linear layers, LoRA and
  * attention.
  *
- * Rows are floats (bf16 ones were widened before), weights are panels as packed. Everything is
- * inlined with constant sizes, so that sums stay in registers; HR_TILE_ROWS and the like come from
- * the instruction set. */
+ * Weights are panels as packed. Rows are "words": floats (bf16 ones were widened before), or, where
+ * the instruction set multiplies bf16 (HR_TILE_DOT), words of the two inputs that come next in a
+ * chain, of which one instruction takes both steps. Everything is inlined with constant sizes, so
+ * that sums stay in registers; HR_TILE_ROWS and the like come from the instruction set. */
 #include "kernels/kernels.h"
 
-#ifdef HR_KERNELS_SMALL_CODE /* unoptimised and sanitized builds: same steps, no specialised copies */
+#ifdef HR_KERNELS_SMALL_CODE /* unoptimised and sanitized builds: same steps, no specialised       \
+                                copies */
 #define HR_INLINE static
 #else
 #define HR_INLINE static inline __attribute__((always_inline))
@@ -46,6 +48,38 @@ HR_INLINE v16 load_weights(hr_compute c, const char *pair, int which) {
     return which == 0 ? v_load_even(pair) : v_load_odd(pair);
 }
 
+HR_INLINE bool dots(hr_compute c) {
+    return HR_TILE_DOT && c == HR_COMPUTE_BF16;
+}
+
+/* Words that n inputs of a row take; n is a multiple of HR_LORA_LEAF. */
+HR_INLINE size_t words_of(hr_compute c, size_t n) {
+    return dots(c) ? n / 2 : n;
+}
+
+/* Bytes of a panel that one step (an even word and an odd word of a row) meets. */
+HR_INLINE size_t step_bytes(hr_compute c) {
+    return dots(c) ? 2 * pair_bytes(c) : pair_bytes(c);
+}
+
+/* The weights of a step's even (which = 0) or odd (1) word. */
+HR_INLINE v16 load_step(hr_compute c, const char *w, int which) {
+#if HR_TILE_DOT
+    if (dots(c))
+        return v_load_weight_words(w, which);
+#endif
+    return load_weights(c, w, which);
+}
+
+HR_INLINE v16 go_on(hr_compute c, v16 words, v16 weights, v16 chain) {
+#if HR_TILE_DOT
+    if (dots(c))
+        return v_dot(words, weights, chain);
+#endif
+    (void)c;
+    return v_fma(words, weights, chain);
+}
+
 /* Where a tile should fetch ahead: the same leaves of the panels that come next, bytes [begin, end)
  * of each. */
 typedef struct prefetch {
@@ -63,25 +97,26 @@ HR_INLINE void leaf_chains(hr_compute c, leaf_shape shape, const int rows, const
                            v16 chain[2][HR_TILE_ROWS * HR_TILE_PANELS]) {
     HR_UNROLL for (int which = first; which <= last; which++)
         HR_UNROLL for (int i = 0; i < rows * panels; i++) chain[which][i] = v_zero();
+    const int steps = dots(c) ? shape.pairs / 2 : shape.pairs;
     for (int pass = 0; pass < shape.passes; pass++) {
-        const float *xp = x + 2 * pass * shape.pairs;
-        HR_UNROLL_4 for (int j = 0; j < shape.pairs; j++) {
+        const float *xp = x + 2 * pass * steps;
+        HR_UNROLL_4 for (int j = 0; j < steps; j++) {
             v16 weights[2][HR_TILE_PANELS];
             HR_UNROLL for (int p = 0; p < panels; p++)
                 HR_UNROLL for (int which = first; which <= last; which++) weights[which][p] =
-                    load_weights(c, w + (size_t)p * panel_bytes + (size_t)j * pair_bytes(c), which);
+                    load_step(c, w + (size_t)p * panel_bytes + (size_t)j * step_bytes(c), which);
             HR_UNROLL for (int r = 0; r < rows; r++)
                 HR_UNROLL for (int which = first; which <= last; which++) {
-                v16 input = v_set(xp[(size_t)r * ldx + 2 * (size_t)j + (size_t)which]);
+                v16 words = v_set(xp[(size_t)r * ldx + 2 * (size_t)j + (size_t)which]);
                 HR_UNROLL for (int p = 0; p < panels; p++) chain[which][r * panels + p] =
-                    v_fma(input, weights[which][p], chain[which][r * panels + p]);
+                    go_on(c, words, weights[which][p], chain[which][r * panels + p]);
             }
         }
     }
 }
 
 /* y[rows][panels * 16] goes on by n_leaves leaves (from +0 when from_zero). x: row stride ldx
- * floats. w: panels panel_bytes apart. */
+ * words. w: panels panel_bytes apart. */
 HR_INLINE void tile(hr_compute c, leaf_shape shape, const int rows, const int panels,
                     const float *x, size_t ldx, const char *w, size_t panel_bytes, size_t n_leaves,
                     float *y, size_t ldy, bool from_zero, prefetch ahead) {
@@ -89,7 +124,7 @@ HR_INLINE void tile(hr_compute c, leaf_shape shape, const int rows, const int pa
     for (size_t leaf = 0; leaf < n_leaves; leaf++) {
         v16 chain[2][HR_TILE_ROWS * HR_TILE_PANELS];
         const char *wl = w + leaf * step;
-        const float *xl = x + leaf * 2 * (size_t)(shape.pairs * shape.passes);
+        const float *xl = x + leaf * words_of(c, 2 * (size_t)(shape.pairs * shape.passes));
 #if HR_TILE_SPLIT
         leaf_chains(c, shape, rows, panels, 0, 0, xl, ldx, wl, panel_bytes, chain);
         leaf_chains(c, shape, rows, panels, 1, 1, xl, ldx, wl, panel_bytes, chain);
@@ -140,8 +175,15 @@ HR_INLINE void tile_panels(hr_compute c, leaf_shape shape, size_t rows, size_t n
                   y + p * HR_PANEL, ldy, from_zero, NO_PREFETCH);
 }
 
-/* n compute elements as floats; n is a multiple of 16. */
-HR_INLINE void widen(hr_compute c, const void *x, size_t n, float *out) {
+/* n compute elements of a row as words; n is a multiple of HR_LEAF. */
+HR_INLINE void to_words(hr_compute c, const void *x, size_t n, float *out) {
+#if HR_TILE_DOT
+    if (dots(c)) {
+        for (size_t i = 0; i < n; i += HR_LEAF)
+            v_store(out + i / 2, v_load_words((const uint16_t *)x + i));
+        return;
+    }
+#endif
     for (size_t i = 0; i < n; i += 16)
         v_store(out + i, c == HR_COMPUTE_BF16 ? v_load_bf16((const uint16_t *)x + i)
                                               : v_load((const float *)x + i));

@@ -7,6 +7,7 @@
 extern const hr_kernels hr_kernels_ref;
 extern const hr_kernels hr_kernels_avx2;
 extern const hr_kernels hr_kernels_avx512;
+extern const hr_kernels hr_kernels_avx512bf16;
 extern const hr_kernels hr_kernels_amx;
 
 #endif

@@ -2,6 +2,7 @@
 #include "cases.h"
 
 #include "base/pool.h"
+#include "kernels/trial.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,13 +11,16 @@
 #include <cmocka.h>
 
 static unsigned saved_fp_mode;
-static const hr_kernels *ref;
+static const hr_kernels *ref,
+    *tiers[8]; /* all that this machine has; asked once, since asking tries */
 static void *scratch;
 
 static int set_up(void **state) {
     (void)state;
     saved_fp_mode = hr_fp_enter();
-    ref = hr_kernels_tier(0);
+    for (size_t i = 0; i < 7; i++)
+        tiers[i] = hr_kernels_tier(i);
+    ref = tiers[0];
     scratch = bytes_of(HR_SCRATCH_BYTES);
     return 0;
 }
@@ -29,8 +33,8 @@ static int tear_down(void **state) {
 }
 
 #define FOR_EACH_TIER(k)                                                                           \
-    for (size_t tier_ = 1; hr_kernels_tier(tier_) != NULL; tier_++)                                \
-        for (const hr_kernels *k = hr_kernels_tier(tier_); k != NULL; k = NULL)
+    for (size_t tier_ = 1; tiers[tier_] != NULL; tier_++)                                          \
+        for (const hr_kernels *k = tiers[tier_]; k != NULL; k = NULL)
 #define FOR_EACH_KIND(kind) for (input_kind kind = 0; kind < INPUT_KINDS; kind++)
 #define FOR_EACH_COMPUTE(c) for (hr_compute c = 0; c < HR_COMPUTE_COUNT; c++)
 
@@ -444,6 +448,36 @@ static void top_k_matches_with_ties_and_nan(void **state) {
     }
 }
 
+/* A dot product that adds the second of two products first: what the trial must find out. */
+static void gemm_in_another_order(const hr_gemm_args *a) {
+    for (uint32_t row = 0; row < a->m; row++)
+        for (uint32_t out = 0; out < a->panel_end * HR_PANEL; out++) {
+            const uint16_t *x = (const uint16_t *)a->x + row * a->ldx;
+            const uint16_t *w = (const uint16_t *)a->w + (size_t)out / HR_PANEL * a->k * HR_PANEL;
+            float acc = a->accumulate ? a->y[row * a->ldy + out] : 0;
+            for (uint32_t leaf = 0; leaf < a->k; leaf += HR_LEAF) {
+                float chain[2] = {0, 0};
+                for (uint32_t i = 0; i < HR_LEAF; i++) {
+                    uint32_t at = leaf + (i / 4 * 4 + (i + 2) % 4);
+                    size_t index = (at / 2 * HR_PANEL + out % HR_PANEL) * 2 + at % 2;
+                    chain[i % 2] = fmaf(element_at(HR_COMPUTE_BF16, x, at),
+                                        element_at(HR_COMPUTE_BF16, w, index), chain[i % 2]);
+                }
+                acc = acc + (chain[0] + chain[1]);
+            }
+            a->y[row * a->ldy + out] = acc;
+        }
+}
+
+static void the_trial_passes_every_tier_and_refuses_another_order(void **state) {
+    (void)state;
+    for (size_t i = 0; tiers[i] != NULL; i++)
+        assert_true(hr_kernels_trial(tiers[i]));
+    hr_kernels other = *ref;
+    other.gemm[HR_COMPUTE_BF16] = gemm_in_another_order;
+    assert_false(hr_kernels_trial(&other));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemm_matches_for_every_number_of_rows),
@@ -455,6 +489,7 @@ int main(void) {
         cmocka_unit_test(elementwise_ops_match),
         cmocka_unit_test(float_ops_match),
         cmocka_unit_test(top_k_matches_with_ties_and_nan),
+        cmocka_unit_test(the_trial_passes_every_tier_and_refuses_another_order),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
