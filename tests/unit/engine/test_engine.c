@@ -191,6 +191,173 @@ static void batch_chunk_threads_and_retraction_change_no_bit(void **state) {
     }
 }
 
+/* Prompts that begin alike, in twos and threes: a crowd in which prefixes are found. */
+static void ask_family(asked *crowd, const char *const *names, uint32_t n_names) {
+    static const int64_t starts[] = {-1, 0, 40, 70, 71};
+    for (uint32_t i = 0; i < N_CROWD; i++) {
+        ask(&crowd[i], i, 71 + i % 3, 30, names[i % n_names]);
+        for (uint32_t p = 0; p < 71; p++)
+            crowd[i].prompt[p] = (p * 13 + (p < 40 ? 0 : i / 6)) % TINY_VOCAB;
+        crowd[i].params.logprob_start_len = starts[i % 5];
+    }
+}
+
+static void assert_same_answer(const asked *a, const asked *b) {
+    assert_int_equal(a->finish.type, HR_FINISH_LENGTH);
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    assert_int_equal(a->n_prompt_seen, b->n_prompt_seen);
+    assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+    assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
+    assert_memory_equal(a->prompt_logprobs, b->prompt_logprobs, sizeof a->prompt_logprobs);
+}
+
+static uint32_t run_family(hr_engine *engine, asked *crowd, const char *const *names,
+                           uint32_t n_names, bool together) {
+    uint32_t cached = 0;
+    ask_family(crowd, names, n_names);
+    for (uint32_t i = 0; i < N_CROWD; i++) {
+        submit(engine, &crowd[i]);
+        if (!together)
+            wait_for(&crowd[i]);
+    }
+    for (uint32_t i = 0; i < N_CROWD; i++) {
+        if (together)
+            wait_for(&crowd[i]);
+        cached += crowd[i].finish.cached_tokens;
+        int64_t start = crowd[i].params.logprob_start_len;
+        if (start >= 0 && start < (int64_t)crowd[i].params.n_input_ids)
+            assert_true(crowd[i].finish.cached_tokens <= (start > 0 ? start - 1 : 0));
+    }
+    return cached;
+}
+
+static void prefix_hits_change_no_bit(void **state) {
+    (void)state;
+    static asked cold[N_CROWD], hot[N_CROWD];
+    static const char *const names[] = {NULL, "x", "y"};
+    hr_engine_options o = options();
+    o.disable_prefix_cache = true;
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    load(engine, "y");
+    assert_int_equal(run_family(engine, cold, names, 3, false), 0);
+    hr_engine_destroy(engine);
+
+    const uint32_t chunks[] = {512, 7, 33};
+    const uint64_t tokens[] = {4096, 256, 320};
+    for (int c = 0; c < 3; c++) { /* also with so few pages that they are evicted and retracted */
+        o = options();
+        o.chunked_prefill_size = chunks[c];
+        o.max_total_tokens = tokens[c];
+        engine = open_engine(&o);
+        load(engine, "x");
+        load(engine, "y");
+        for (int round = 0; round < 3; round++) {
+            uint32_t cached = run_family(engine, hot, names, 3, round != 1);
+            assert_true(cached > 0 || c > 0);
+            for (uint32_t i = 0; i < N_CROWD; i++)
+                assert_same_answer(&cold[i], &hot[i]);
+        }
+        assert_int_equal(hr_engine_flush_cache(engine, 1000, NULL), HR_OK);
+        hr_engine_stats stats;
+        hr_engine_stats_get(engine, &stats);
+        assert_int_equal(stats.kv_pages_free, stats.kv_pages);
+        assert_int_equal(stats.leases, 0);
+        hr_engine_destroy(engine);
+    }
+}
+
+static void an_adapter_loaded_again_finds_nothing_in_the_cache(void **state) {
+    (void)state;
+    static asked a;
+    static const char *const names[] = {"x", "y", NULL};
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    for (int round = 0; round < 3; round++) {
+        load(engine, "x");
+        load(engine, "y");
+        for (int i = 0; i < 6; i++) { /* each adapter's first use finds nothing, its second does */
+            ask(&a, 0, 70, 4, names[i % 3]);
+            a.params.logprob_start_len = -1;
+            submit(engine, &a);
+            wait_for(&a);
+            bool first = i < 3 && (i < 2 || round == 0); /* the base stays */
+            assert_int_equal(a.finish.cached_tokens, first ? 0 : 64);
+        }
+        assert_int_equal(hr_engine_unload_adapter(engine, "x", NULL), HR_OK);
+        assert_int_equal(hr_engine_unload_adapter(engine, "y", NULL), HR_OK);
+    }
+    hr_engine_destroy(engine);
+}
+
+static void pausing_in_any_mode_changes_no_bit(void **state) {
+    (void)state;
+    static asked alone[N_CROWD], crowd[N_CROWD];
+    hr_engine_options o = options();
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    load(engine, "y");
+    run_crowd(engine, alone, false);
+    for (int round = 0; round < 6; round++) {
+        ask_crowd(crowd);
+        for (uint32_t i = 0; i < N_CROWD; i++)
+            submit(engine, &crowd[i]);
+        for (int p = 0; p < 3; p++) {
+            hr_pause_mode mode = (p + round) % 2 == 0 ? HR_PAUSE_RETRACT : HR_PAUSE_IN_PLACE;
+            assert_int_equal(hr_engine_pause(engine, mode, 60000, NULL), HR_OK);
+            hr_engine_stats stats;
+            hr_engine_stats_get(engine, &stats);
+            assert_true(stats.paused);
+            if (mode == HR_PAUSE_RETRACT) {
+                assert_int_equal(stats.running, 0);
+                assert_int_equal(hr_engine_flush_cache(engine, 0, NULL), HR_OK);
+            }
+            hr_engine_continue(engine);
+            struct timespec moment = {0, 2000000};
+            nanosleep(&moment, NULL);
+        }
+        for (uint32_t i = 0; i < N_CROWD; i++) {
+            wait_for(&crowd[i]);
+            assert_same(&alone[i], &crowd[i]);
+        }
+    }
+    hr_engine_destroy(engine);
+}
+
+static void an_evicted_adapter_comes_back_when_it_is_wanted(void **state) {
+    (void)state;
+    static asked first, again;
+    hr_engine_options o = options();
+    o.max_loaded_loras = 1;
+    hr_engine *engine = open_engine(&o);
+    load(engine, "x");
+    ask(&first, 0, 40, 20, "x");
+    submit(engine, &first);
+    wait_for(&first);
+    load(engine, "y");
+    assert_int_equal(hr_engine_adapter_state(engine, "x"), HR_ADAPTER_EVICTED);
+    assert_int_equal(hr_engine_ensure_adapter(engine, "y", NULL), HR_OK);
+    assert_int_equal(hr_engine_ensure_adapter(engine, "x", NULL), HR_OK);
+    assert_int_equal(hr_engine_adapter_state(engine, "x"), HR_ADAPTER_LOADED);
+    ask(&again, 0, 40, 20, "x");
+    submit(engine, &again);
+    wait_for(&again);
+    assert_same(&first, &again);
+
+    char hidden[128];
+    snprintf(hidden, sizeof hidden, "%s.away", adapter_dir);
+    HR_ASSERT(rename(adapter_dir, hidden) == 0);
+    hr_error err;
+    assert_int_not_equal(hr_engine_ensure_adapter(engine, "y", &err), HR_OK);
+    assert_non_null(strstr(err.message, "Failed to implicitly load LoRA adapter y: "));
+    assert_non_null(strstr(err.message, adapter_dir));
+    assert_int_equal(hr_engine_adapter_state(engine, "x"), HR_ADAPTER_LOADED); /* undisturbed */
+    HR_ASSERT(rename(hidden, adapter_dir) == 0);
+    assert_int_equal(hr_engine_ensure_adapter(engine, "y", NULL), HR_OK); /* may be tried again */
+    assert_int_equal(hr_engine_ensure_adapter(engine, "never", &err), HR_ERR_ADAPTER_UNKNOWN);
+    hr_engine_destroy(engine);
+}
+
 static void a_generated_token_scores_the_same_bits(void **state) {
     (void)state;
     static asked made, scored;
@@ -349,6 +516,10 @@ int main(void) {
     snprintf(adapter_dir, sizeof adapter_dir, "%s/adapter", work_dir);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batch_chunk_threads_and_retraction_change_no_bit),
+        cmocka_unit_test(prefix_hits_change_no_bit),
+        cmocka_unit_test(an_adapter_loaded_again_finds_nothing_in_the_cache),
+        cmocka_unit_test(pausing_in_any_mode_changes_no_bit),
+        cmocka_unit_test(an_evicted_adapter_comes_back_when_it_is_wanted),
         cmocka_unit_test(a_generated_token_scores_the_same_bits),
         cmocka_unit_test(unload_takes_the_name_but_not_the_running_request),
         cmocka_unit_test(a_long_request_can_be_aborted_and_drain_ends_the_rest),
