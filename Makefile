@@ -6,7 +6,7 @@ MODEL  := .cache/models/smollm2
 # numpy and torch are timed and compared as they come, whatever the shell sets for other programs
 CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE -u OMP_NUM_THREADS -u MKL_NUM_THREADS
 
-.PHONY: all help system python model build demo test test-c test-python parity bench nightly check-kernels format clean
+.PHONY: all help system python model build demo test test-c test-python parity bench bench-serve nightly check-kernels format clean
 .DEFAULT_GOAL := all
 
 all: build
@@ -17,6 +17,7 @@ help:
 	@echo "make test           every test: gcc, clang, sanitizers, end to end, quick parity"
 	@echo "make parity         the whole comparison with transformers and PEFT"
 	@echo "make bench          speed, start-up time and memory against transformers"
+	@echo "make bench-serve    the server under 512 requests against the engine alone"
 	@echo "make check-kernels  kernel tests under gcc and clang, -O0 and -O3"
 	@echo "make nightly        parity, bench, check-kernels and ten minutes of fuzzing"
 	@echo "make format, make clean"
@@ -58,6 +59,9 @@ bench: build model
 	$(CLEAN_ENV) $(PYTHON) bench/startup.py --model $(MODEL)
 	$(CLEAN_ENV) $(PYTHON) bench/memory.py --model $(MODEL)
 	$(CLEAN_ENV) $(PYTHON) bench/decode.py --model $(MODEL)
+
+bench-serve: build model
+	$(CLEAN_ENV) $(PYTHON) bench/serve.py --model $(MODEL)
 
 check-kernels: system
 	@tools/check-kernels

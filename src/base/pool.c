@@ -132,6 +132,7 @@ hr_status hr_pool_create(unsigned n_workers, hr_pool **out, hr_error *err) {
             return hr_fail(err, HR_ERR_NO_MEMORY, "cannot start worker thread %u of %u: %s", w,
                            n_workers, strerror(rc));
         }
+        pthread_setname_np(pool->threads[w], "hr-compute");
         pool->n_started = w;
     }
     *out = pool;
