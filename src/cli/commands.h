@@ -12,5 +12,6 @@ enum { HR_EXIT_OK = 0, HR_EXIT_FAILURE = 1, HR_EXIT_USAGE = 2 };
 int hr_exit_error(int code, const hr_error *err);
 
 int hr_command_serve(int argc, char **argv);
+int hr_command_bench(int argc, char **argv);
 
 #endif

@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "run a rollout engine: load a model, speak SGLang's HTTP API", hr_command_serve},
+    {"bench", "check and time the kernels, or time the steps of a model", hr_command_bench},
 };
 
 static void print_help(FILE *out) {

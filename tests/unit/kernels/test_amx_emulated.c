@@ -1,7 +1,7 @@
 /* The AMX tier's loops on emulated tiles, so that its blocks and tails are checked on machines
  * without AMX. What the tile product itself computes is taken from docs/arithmetic.md; on a machine
  * with AMX test_tiers runs the real one. */
-#include "cases.h"
+#include "kernels/check/inputs.h"
 
 #include "base/pool.h"
 

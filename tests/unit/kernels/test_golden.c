@@ -1,6 +1,6 @@
 /* The bits of every op on fixed inputs, as digests: equal for each compiler, level of optimisation
  * and tier. A digest changes only with docs/arithmetic.md; the commit that changes one says why. */
-#include "cases.h"
+#include "kernels/check/inputs.h"
 
 #include "base/pool.h"
 

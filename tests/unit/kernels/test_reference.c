@@ -1,6 +1,6 @@
 /* The reference itself, against plain computations in double; accuracy of exp and log; packing;
  * selection. */
-#include "cases.h"
+#include "kernels/check/inputs.h"
 
 #include "base/pool.h"
 

@@ -1,7 +1,7 @@
-/* Inputs for the kernel tests: every kind of float that an op can meet, from one seed, and
+/* Inputs for the kernel checks: every kind of float that an op can meet, from one seed, and
  * comparison to the bit. */
-#ifndef HR_TESTS_KERNELS_CASES_H
-#define HR_TESTS_KERNELS_CASES_H
+#ifndef HR_KERNELS_CHECK_INPUTS_H
+#define HR_KERNELS_CHECK_INPUTS_H
 
 #include "kernels/kernels.h"
 
