@@ -88,6 +88,7 @@ struct hr_request {
     uint32_t retractions;
     uint32_t cached_tokens; /* of the prompt: not computed when it first ran */
     uint32_t step_rows;     /* rows in the step being planned */
+    bool planned;           /* in that step: step_rows is settled */
 
     /* while it runs (hr_request_prepare) */
     bool prepared;

@@ -434,30 +434,39 @@ static bool is_shorter(const hr_request *a, const hr_request *b) {
     return rows_left(a) != rows_left(b) ? rows_left(a) < rows_left(b) : is_older(a, b);
 }
 
-/* The first, by that order, of the prompts that have no rows yet and need not wait for a twin. */
-static hr_request *first_unplanned(const hr_scheduler *s, goes_first order, const hr_request *but) {
-    hr_request *first = NULL;
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        hr_request *r = s->running[i];
-        if (r->step_rows == 0 && r != but && (first == NULL || order(r, first)) && !has_twin(s, r))
-            first = r;
+/* The first, by that order, of the prompts that are not planned yet. One that waits for a twin is
+ * planned without rows. */
+static hr_request *plan_next(const hr_scheduler *s, goes_first order) {
+    for (;;) {
+        hr_request *first = NULL;
+        for (uint32_t i = 0; i < s->n_running; i++) {
+            hr_request *r = s->running[i];
+            if (!r->planned && (first == NULL || order(r, first)))
+                first = r;
+        }
+        if (first == NULL)
+            return NULL;
+        first->planned = true;
+        if (!has_twin(s, first))
+            return first;
     }
-    return first;
 }
 
 static void share_rows(hr_scheduler *s) {
     uint32_t budget = s->c.limits.chunked_prefill_size;
     for (uint32_t i = 0; i < s->n_running; i++) {
-        skip_known(s, s->running[i]);
-        s->running[i]->step_rows = rows_left(s->running[i]) == 1 ? 1 : 0;
+        hr_request *r = s->running[i];
+        skip_known(s, r);
+        r->planned = rows_left(r) == 1;
+        r->step_rows = r->planned ? 1 : 0;
     }
-    hr_request *oldest = first_unplanned(s, is_older, NULL), *r;
+    hr_request *oldest = plan_next(s, is_older), *r;
     if (oldest == NULL)
         return;
     uint32_t sure = chunk_of(oldest, (budget + 3) / 4);
     oldest->step_rows = sure;
     budget -= sure;
-    while (budget > 0 && (r = first_unplanned(s, is_shorter, oldest)) != NULL) {
+    while (budget > 0 && (r = plan_next(s, is_shorter)) != NULL) {
         r->step_rows = chunk_of(r, budget);
         budget -= r->step_rows;
     }

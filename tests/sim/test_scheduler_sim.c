@@ -204,11 +204,13 @@ static void draw_case(world *w, uint32_t i) {
     draw_sampling(w, i, &p->sampling);
     uint32_t most = hr_request_max_ids(&w->config.limits) - 1;
     p->n_input_ids = 1 + roll(w, roll(w, 3) == 0 ? most : 20);
-    /* A prompt begins as its family does, up to some point. */
+    /* A prompt begins as its family does, up to some point; the families differ in the first page
+     * and are alike after it. */
     uint32_t family = roll(w, N_FAMILIES), common = roll(w, 4) * 40;
     for (size_t j = 0; j < p->n_input_ids; j++)
         do
-            c->prompt[j] = j < common ? (uint32_t)(j * j + family) % 7 : roll(w, FAKE_VOCAB);
+            c->prompt[j] = j < common ? (uint32_t)(j * j + (j < HR_KV_PAGE_TOKENS ? family : 0)) % 7
+                                      : roll(w, FAKE_VOCAB);
         while (j == 0 && c->prompt[0] == FAKE_POISON && roll(w, 4) != 0);
     snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
     p->rid = w->rids[i];
