@@ -95,6 +95,30 @@ void hr_pool_barrier(hr_pool *pool, unsigned worker) {
     }
 }
 
+/* Pins workers 1.. to a core each, where cores were reserved for this process, one per worker: an
+ * affinity mask of as many cores as workers, on a machine that has more. On a machine shared with
+ * others a pinned worker only waits behind them (measured: 3 to 10 % slower). Worker 0 is the
+ * caller's thread and stays as it is; it finds the core that is left. Only a hint: errors are of no
+ * interest. */
+static void pin_workers(const hr_pool *pool) {
+    cpu_set_t reserved;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof reserved, &reserved) != 0 ||
+        (unsigned)CPU_COUNT(&reserved) != pool->n_workers || CPU_COUNT(&reserved) >= online)
+        return;
+    unsigned worker = 0;
+    for (int core = 0; core < CPU_SETSIZE && worker < pool->n_workers; core++) {
+        if (!CPU_ISSET(core, &reserved))
+            continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        if (worker > 0)
+            pthread_setaffinity_np(pool->threads[worker], sizeof one, &one);
+        worker++;
+    }
+}
+
 static void *worker_main(void *arg) {
     worker_start start = *(worker_start *)arg;
     free(arg);
@@ -135,6 +159,7 @@ hr_status hr_pool_create(unsigned n_workers, hr_pool **out, hr_error *err) {
         pthread_setname_np(pool->threads[w], "hr-compute");
         pool->n_started = w;
     }
+    pin_workers(pool);
     *out = pool;
     return HR_OK;
 

@@ -16,7 +16,8 @@ typedef struct hr_pool hr_pool;
 /* worker is 0..n_workers-1. */
 typedef void (*hr_pool_job)(void *arg, unsigned worker, unsigned n_workers);
 
-/* Starts n_workers - 1 threads (n_workers >= 1). */
+/* Starts n_workers - 1 threads (n_workers >= 1). They are pinned where the process has as many
+ * cores reserved as there are workers, by an affinity mask smaller than the machine. */
 hr_status hr_pool_create(unsigned n_workers, hr_pool **out, hr_error *err);
 /* Joins the threads. NULL is allowed. */
 void hr_pool_destroy(hr_pool *pool);

@@ -1,6 +1,7 @@
 /* From a PEFT directory to packed pairs. */
 #include "model/lora.h"
 
+#include "base/machine.h"
 #include "model/adapter.h"
 #include "tensor/convert.h"
 
@@ -89,11 +90,10 @@ static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora,
     lora->max_rank = peft->max_rank;
     lora->max_leaves = leaves_of(peft->max_rank);
     lora->modules = calloc(model->n_modules, sizeof *lora->modules);
-    lora->arena = aligned_alloc(64, bytes);
+    lora->arena_bytes = bytes;
+    lora->arena = hr_pages_alloc(bytes); /* zeroed */
     if (lora->modules == NULL || lora->arena == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes", bytes);
-    lora->arena_bytes = bytes;
-    memset(lora->arena, 0, bytes);
     char *at = lora->arena;
     for (size_t i = 0; i < peft->n_modules; i++)
         HR_TRY(pack_pair(model, &peft->modules[i], &at, lora, err));
@@ -183,7 +183,8 @@ hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr
 void hr_lora_destroy(hr_lora *lora) {
     if (lora == NULL)
         return;
-    free(lora->arena);
+    if (lora->arena != NULL)
+        hr_pages_free(lora->arena, lora->arena_bytes);
     free(lora->modules);
     free(lora);
 }
