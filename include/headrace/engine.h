@@ -46,7 +46,8 @@ typedef struct hr_engine_options {
 hr_status hr_engine_create(const hr_engine_options *options, hr_engine **out, hr_error *err);
 
 /* Stops: refuses new requests (HR_ERR_STOPPING), lets running and queued ones finish for at most
- * drain_ms, aborts the rest; every request has had its on_finish when this returns. */
+ * drain_ms (not at all while paused, when they cannot), aborts the rest; every request has had its
+ * on_finish when this returns. */
 void hr_engine_drain(hr_engine *engine, uint64_t drain_ms);
 
 /* Drains with 0 ms if not drained yet, joins the scheduler and frees everything. NULL is allowed.
@@ -73,7 +74,8 @@ typedef struct hr_engine_info {
 } hr_engine_info;
 const hr_engine_info *hr_engine_info_of(const hr_engine *engine);
 
-/* Counters now. leases is the number of adapter leases that requests hold. */
+/* Counters now. leases is the number of adapter leases that requests hold; at rest it is 0 and
+ * kv_pages_free + kv_pages_cached = kv_pages. */
 typedef struct hr_engine_stats {
     uint32_t running, queued;
     bool paused;
@@ -222,13 +224,13 @@ hr_status hr_engine_flush_cache(hr_engine *engine, uint64_t timeout_ms, hr_error
  * it. Refusals: HR_ERR_ADAPTER_EXISTS ("already loaded"), HR_ERR_ADAPTER_CONFIG / _INCOMPATIBLE
  * ("incompatible"), HR_ERR_INVALID (name empty, over 256 bytes, or with ':'), HR_ERR_UNSUPPORTED
  * ("LoRA is not enabled"), HR_ERR_LIMIT. At max_loaded_loras the least recently used unpinned
- * adapter gives way. */
+ * adapter gives way; one that requests use counts as used now. */
 hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char *path, bool pinned,
                                  hr_error *err);
 
 /* The name is gone at once for new requests; running ones keep their version to the end; its memory
- * goes with the last lease. Never waits for requests. HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X
- * does not exist". */
+ * goes with the last lease. Never waits for requests. The path of an evicted adapter is forgotten.
+ * HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X does not exist". */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 typedef enum hr_adapter_state {
@@ -240,8 +242,10 @@ typedef enum hr_adapter_state {
 hr_adapter_state hr_engine_adapter_state(hr_engine *engine, const char *name);
 
 /* Loads an evicted adapter again from its path, under a fresh id; nothing to do when it is loaded.
- * Concurrent calls for one name load once. Reads files on the calling thread.
- * HR_ERR_ADAPTER_UNKNOWN; a failed load says "Failed to implicitly load LoRA adapter NAME: why". */
+ * Concurrent calls for one name load once; the others wait, at most two minutes (HR_ERR_TIMEOUT).
+ * Reads files on the calling thread. Between this and hr_engine_submit the adapter may have given
+ * way again. HR_ERR_ADAPTER_UNKNOWN; a failed load says "Failed to implicitly load LoRA adapter
+ * NAME: why". */
 hr_status hr_engine_ensure_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 typedef struct hr_adapter_info {

@@ -634,6 +634,35 @@ static void a_flush_waits_for_running_requests_as_long_as_it_may(void **state) {
     stand_close(&s);
 }
 
+/* As an update does it: what is aborted is gone before the cache is looked at. */
+static void aborting_all_and_flushing_at_once_works_every_time(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    for (uint32_t round = 0; round < 100; round++) {
+        waiter *w[8];
+        for (uint32_t i = 0; i < 8; i++) {
+            char rid[16];
+            snprintf(rid, sizeof rid, "w%u", i);
+            w[i] = start_request(&s, rid, NULL);
+        }
+        if (round % 2 == 0)
+            wait_running(&s, 6, 0);
+        hr_loop_abort_all(s.loop);
+        hr_error err = {0};
+        if (hr_loop_flush_cache(s.loop, 0, &err) != HR_OK)
+            fail_msg("%s", err.message);
+        for (uint32_t i = 0; i < 8; i++) {
+            assert_true(w[i]->is_done);
+            assert_int_equal(w[i]->c.type, HR_FINISH_ABORT);
+            check_waiter(w[i], &s.limits, true);
+            waiter_close(w[i]);
+            free(w[i]);
+        }
+    }
+    stand_close(&s);
+}
+
 static void pages_of_an_unloaded_adapter_leave_the_cache(void **state) {
     (void)state;
     stand s;
@@ -687,6 +716,7 @@ int main(void) {
         cmocka_unit_test(adapters_come_and_go_while_their_requests_are_paused),
         cmocka_unit_test(stopping_while_paused_does_not_wait_for_what_is_frozen),
         cmocka_unit_test(a_flush_waits_for_running_requests_as_long_as_it_may),
+        cmocka_unit_test(aborting_all_and_flushing_at_once_works_every_time),
         cmocka_unit_test(pages_of_an_unloaded_adapter_leave_the_cache),
         cmocka_unit_test(an_idle_loop_uses_no_processor_time),
     };
