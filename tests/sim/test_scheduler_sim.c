@@ -646,8 +646,9 @@ static void a_retracted_request_finds_its_pages_again(void **state) {
     hr_scheduler_step(w->scheduler);
     assert_int_equal(c->n_tokens, 31); /* 129 ids: four pages known, one row */
     assert_int_equal(hr_scheduler_stats_of(w->scheduler).steps, steps + 1);
-    close_scene(w);
+    end_all(w, false);
     assert_int_equal(c->cached_tokens, 0);
+    close_scene(w);
 }
 
 /* Sixty-four requests over eight adapters and the base, which are loaded again all the time under
