@@ -15,6 +15,9 @@ import sys
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tools.prompts import english_tokens, random_tokens  # noqa: E402
+
 HOME = ROOT / ".cache/adapters"
 EFFECT = 0.9  # mean |change of a logprob| in nats that B is scaled to
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -76,11 +79,11 @@ def randomise(model, seed: int, fused: bool) -> None:
             share_inputs(model)
 
 
-def calibrate(model, vocab: int) -> float:
+def calibrate(model, prompts) -> float:
     """Scales every B by one factor until the mean effect is near EFFECT; returns the effect reached."""
     import torch
 
-    ids = torch.randint(3, vocab, (2, 64), generator=torch.Generator().manual_seed(5))
+    ids = torch.tensor(prompts)
 
     def chosen():
         logprobs = torch.log_softmax(model(ids).logits.double()[:, :-1], -1)
@@ -142,6 +145,10 @@ def write_all(model_dir: pathlib.Path, names=None, home: pathlib.Path = HOME) ->
         from transformers import AutoModelForCausalLM
 
         base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        if (model_dir / "tokenizer.json").exists():
+            prompts = english_tokens(model_dir, 4, 96)
+        else:
+            prompts = random_tokens(base.config.vocab_size, [64, 64], seed=5)
         for name in stale:
             fused = name.startswith("fused")
             out = home / (name + SPLIT if fused else name)
@@ -153,7 +160,7 @@ def write_all(model_dir: pathlib.Path, names=None, home: pathlib.Path = HOME) ->
                 effect = 0.0
                 if name != "zero":
                     randomise(model, seed_of(model_dir.name, name), fused)
-                    effect = calibrate(model, base.config.vocab_size)
+                    effect = calibrate(model, prompts)
                     if effect < 0.5:
                         raise SystemExit(f"{model_dir.name}/{name}: effect of {effect:.2f} nat only")
                 model.save_pretrained(out)

@@ -12,7 +12,8 @@ import numpy
 import pytest
 import torch
 
-from tests.parity.reference import Reference, random_tokens
+from tests.parity.reference import Reference
+from tools.prompts import random_tokens
 from tools import make_tiny_adapters, make_tiny_models
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent

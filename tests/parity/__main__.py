@@ -6,8 +6,8 @@ import sys
 import time
 
 from tests.parity import checks
-from tests.parity.reference import english_tokens, random_tokens
 from tools.make_tiny_models import MODELS
+from tools.prompts import english_tokens, random_tokens
 
 SETTINGS = [
     [],

@@ -1,14 +1,14 @@
 """The comparisons themselves. Each returns rows for the table; a row knows its bar and whether it was kept."""
 
 import dataclasses
-import pathlib
 import random
 
 import torch
 
-from tests.parity.reference import Reference, english_tokens, random_tokens
+from tests.parity.reference import Reference
 from tools import make_tiny_adapters, make_tiny_models
 from tools.engine import Engine
+from tools.prompts import english_tokens, random_tokens
 
 FP32_BAR = 1e-4
 PROOF_BAR = 100 * FP32_BAR

@@ -1,13 +1,12 @@
 """The other side of the comparison: transformers and PEFT, in the process, on the same directories."""
 
 import contextlib
-import pydoc_data.topics
 import warnings
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 
 class Reference:
@@ -67,19 +66,3 @@ class Reference:
         finally:
             for layer, scaling in zip(layers, kept):
                 layer.scaling[adapter] = scaling
-
-
-def random_tokens(vocab, lengths, seed):
-    """Fixed prompts; ids below 3 are the special ones."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in lengths]
-
-
-def english_tokens(model_dir, count, length):
-    """count prompts of length tokens from the reference pages that come with Python."""
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    text = "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics))
-    ids = tokenizer(text[: count * length * 6]).input_ids
-    if len(ids) < count * length:
-        raise SystemExit("parity: the pages of Python are too short for the prompts wanted")
-    return [ids[i * length : (i + 1) * length] for i in range(count)]

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.parity import checks
-from tests.parity.reference import random_tokens
 from tools.make_tiny_models import MODELS
+from tools.prompts import random_tokens
 
 
 def keep(rows):
