@@ -77,7 +77,7 @@ typedef struct waiter {
     void (*finish)(void *, const hr_finish *);
     hr_token_verdict (*token)(void *, const hr_position_logprobs *);
     bool abort_in_callback;
-    _Atomic bool slow; /* a millisecond a token, so that it still runs when the test looks */
+    _Atomic uint32_t slow_us; /* a token, so that it still runs when the test looks */
     char rid[32];
     pthread_mutex_t lock;
     pthread_cond_t done;
@@ -96,8 +96,8 @@ static void waiter_finish(void *ctx, const hr_finish *finish) {
 static hr_token_verdict waiter_token(void *ctx, const hr_position_logprobs *token) {
     waiter *w = ctx;
     hr_token_verdict verdict = w->token(&w->c, token);
-    if (w->slow)
-        usleep(1000);
+    if (w->slow_us > 0)
+        usleep(w->slow_us);
     if (w->abort_in_callback && w->c.n_tokens == 3)
         hr_loop_abort(w->s->loop, w->rid);
     return verdict;
@@ -438,7 +438,7 @@ static waiter *start_request(stand *s, const char *rid, const char *lora) {
     waiter *w = malloc(sizeof *w);
     HR_ASSERT(w != NULL);
     long_request(w, s, rid);
-    w->slow = true;
+    w->slow_us = 5000;
     w->c.params.return_logprob = true;
     w->c.params.logprob_start_len = -1;
     w->c.params.lora_name = lora;
@@ -451,7 +451,7 @@ static waiter *start_request(stand *s, const char *rid, const char *lora) {
 
 /* Ended for length, as if nothing had happened to it. */
 static void end_undisturbed(waiter *w, stand *s) {
-    w->slow = false;
+    w->slow_us = 0;
     waiter_wait(w);
     check_waiter(w, &s->limits, false);
     assert_int_equal(w->c.type, HR_FINISH_LENGTH);
@@ -645,6 +645,7 @@ static void aborting_all_and_flushing_at_once_works_every_time(void **state) {
             char rid[16];
             snprintf(rid, sizeof rid, "w%u", i);
             w[i] = start_request(&s, rid, NULL);
+            w[i]->slow_us = 500;
         }
         if (round % 2 == 0)
             wait_running(&s, 6, 0);

@@ -31,6 +31,7 @@ typedef struct asked {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     bool is_ended;
+    long token_ns; /* every token takes so long: it still runs when the test looks */
 } asked;
 
 static void on_prompt(void *ctx, uint32_t first, uint32_t n,
@@ -45,6 +46,8 @@ static hr_token_verdict on_token(void *ctx, const hr_position_logprobs *token) {
     asked *a = ctx;
     a->logprobs[a->n_tokens] = token->logprob;
     a->tokens[a->n_tokens++] = token->token;
+    if (a->token_ns > 0)
+        nanosleep(&(struct timespec){0, a->token_ns}, NULL);
     return HR_TOKEN_CONTINUE;
 }
 
@@ -132,11 +135,14 @@ static void ask_crowd(asked *crowd) {
 
 static void run_crowd(hr_engine *engine, asked *crowd, bool together) {
     ask_crowd(crowd);
+    if (together) /* all begin at once */
+        assert_int_equal(hr_engine_pause(engine, HR_PAUSE_IN_PLACE, 60000, NULL), HR_OK);
     for (uint32_t i = 0; i < N_CROWD; i++) {
         submit(engine, &crowd[i]);
         if (!together)
             wait_for(&crowd[i]);
     }
+    hr_engine_continue(engine);
     for (uint32_t i = 0; together && i < N_CROWD; i++)
         wait_for(&crowd[i]);
 }
@@ -416,6 +422,7 @@ static void a_long_request_can_be_aborted_and_drain_ends_the_rest(void **state) 
     hr_engine *engine = open_engine(&o);
     ask(&a, 0, 5, 100, NULL);
     ask(&b, 1, 5, 100, NULL);
+    a.token_ns = 20000000;
     submit(engine, &a);
     submit(engine, &b);
     assert_false(hr_engine_abort(engine, "r")); /* exact names only */
