@@ -27,7 +27,8 @@ static hr_status read_all(int fd, size_t size, hr_buf *out) {
 }
 
 hr_status hr_file_read(const char *path, size_t max_bytes, hr_buf *out, hr_error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Opening a FIFO would otherwise wait for its writer. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return hr_fail(err, errno == ENOENT ? HR_ERR_NOT_FOUND : HR_ERR_IO, "%s: %s", path,
                        strerror(errno));

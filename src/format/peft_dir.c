@@ -17,7 +17,18 @@ static hr_status read_in(const char *dir, const char *name, hr_buf *out, hr_erro
     return status;
 }
 
-static hr_status open_tensors(const char *dir, hr_safetensors **out, hr_error *err) {
+/* More than any adapter of this model can need: the largest rank and every whole weight, in fp32.
+ */
+static uint64_t most_bytes(const hr_module_name *modules, size_t n) {
+    uint64_t most = HR_SAFETENSORS_MAX_HEADER;
+    for (size_t i = 0; i < n; i++)
+        most += 4 * (modules[i].in * modules[i].out +
+                     (modules[i].in + modules[i].out) * HR_PEFT_MAX_RANK);
+    return most;
+}
+
+static hr_status open_tensors(const char *dir, uint64_t max_bytes, hr_safetensors **out,
+                              hr_error *err) {
     char *path = hr_path_join(dir, "adapter_model.safetensors");
     char *pickled = hr_path_join(dir, "adapter_model.bin");
     hr_status status;
@@ -29,7 +40,7 @@ static hr_status open_tensors(const char *dir, hr_safetensors **out, hr_error *e
                          "load the adapter with PEFT and save it again",
                          pickled);
     else
-        status = hr_safetensors_open(path, out, err);
+        status = hr_safetensors_read(path, max_bytes, out, err);
     free(path);
     free(pickled);
     return status;
@@ -76,7 +87,7 @@ hr_status hr_peft_open(const char *dir, const hr_module_name *modules, size_t n_
     hr_safetensors *file = NULL;
     hr_status status = read_in(dir, "adapter_config.json", &config, err);
     if (status == HR_OK)
-        status = open_tensors(dir, &file, err);
+        status = open_tensors(dir, most_bytes(modules, n_modules), &file, err);
     if (status == HR_OK)
         status = check_added_tokens(dir, vocabulary_of(modules, n_modules), err);
     if (status != HR_OK)

@@ -16,7 +16,8 @@
 struct hr_safetensors {
     const unsigned char *bytes;
     uint64_t size;
-    bool mapped;
+    bool owned;     /* an own mapping: of the file, or memory it was read into */
+    bool from_file; /* dropped pages come back */
     char *label;
     cJSON *header; /* keeps the names and the metadata */
     hr_tensor *tensors;
@@ -144,14 +145,19 @@ static hr_status check_metadata(const hr_safetensors *file, const cJSON *metadat
     return HR_OK;
 }
 
-static hr_status parse_header(hr_safetensors *file, uint64_t *data_start, hr_error *err) {
+static uint64_t header_length(const unsigned char *bytes) {
     uint64_t length = 0;
+    for (int i = 7; i >= 0; i--)
+        length = length << 8 | bytes[i];
+    return length;
+}
+
+static hr_status parse_header(hr_safetensors *file, uint64_t *data_start, hr_error *err) {
     if (file->size < 8)
         return hr_fail(err, HR_ERR_CORRUPT,
                        "%s: cut short: a safetensors file has at least 8 bytes, this one %" PRIu64,
                        file->label, file->size);
-    for (int i = 7; i >= 0; i--)
-        length = length << 8 | file->bytes[i];
+    uint64_t length = header_length(file->bytes);
     if (length > HR_SAFETENSORS_MAX_HEADER)
         return hr_fail(err, HR_ERR_CORRUPT,
                        "%s: not a safetensors file: header of %" PRIu64
@@ -219,20 +225,20 @@ out:
     return status;
 }
 
-/* Takes the mapping over, also when it fails. */
-static hr_status open_bytes(const void *bytes, uint64_t size, bool mapped, const char *label,
+/* Takes an owned mapping over, also when it fails. Reads the header only. */
+static hr_status open_bytes(const void *bytes, uint64_t size, bool owned, const char *label,
                             hr_safetensors **out, hr_error *err) {
     uint64_t data_start = 0;
     hr_safetensors *file = calloc(1, sizeof *file);
     if (file == NULL || (file->label = strdup(label)) == NULL) {
         free(file);
-        if (mapped && size > 0)
+        if (owned && size > 0)
             munmap((void *)(uintptr_t)bytes, size);
         return hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", label);
     }
     file->bytes = bytes;
     file->size = size;
-    file->mapped = mapped;
+    file->owned = owned;
     hr_status status = parse_header(file, &data_start, err);
     if (status == HR_OK)
         status = read_tensors(file, data_start, err);
@@ -244,24 +250,97 @@ static hr_status open_bytes(const void *bytes, uint64_t size, bool mapped, const
     return HR_OK;
 }
 
-hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+/* Not blocking: opening a FIFO would otherwise wait for its writer. */
+static hr_status open_regular(const char *path, int *out, uint64_t *size, hr_error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return hr_fail(err, errno == ENOENT ? HR_ERR_NOT_FOUND : HR_ERR_IO, "%s: %s", path,
                        strerror(errno));
     struct stat info;
-    void *bytes = NULL;
-    hr_status status = HR_OK;
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        status = hr_fail(err, HR_ERR_IO, "%s: not a regular file", path);
-    } else if (info.st_size > 0) {
-        bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED)
-            status = hr_fail(err, HR_ERR_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+        close(fd);
+        return hr_fail(err, HR_ERR_IO, "%s: not a regular file", path);
     }
+    *out = fd;
+    *size = (uint64_t)info.st_size;
+    return HR_OK;
+}
+
+hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err) {
+    int fd;
+    uint64_t size;
+    void *bytes = NULL;
+    HR_TRY(open_regular(path, &fd, &size, err));
+    if (size > 0)
+        bytes = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    int why = errno;
     close(fd);
-    return status == HR_OK ? open_bytes(bytes, (uint64_t)info.st_size, true, path, out, err)
-                           : status;
+    if (bytes == MAP_FAILED)
+        return hr_fail(err, HR_ERR_IO, "%s: cannot be mapped: %s", path, strerror(why));
+    HR_TRY(open_bytes(bytes, size, true, path, out, err));
+    (*out)->from_file = true;
+    return HR_OK;
+}
+
+static hr_status read_at(int fd, unsigned char *bytes, uint64_t from, uint64_t to, const char *path,
+                         hr_error *err) {
+    while (from < to) {
+        ssize_t got = pread(fd, bytes + from, to - from, (off_t)from);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return hr_fail(err, HR_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
+        if (got == 0)
+            return hr_fail(err, HR_ERR_CORRUPT, "%s: cut short while it was read; load it again",
+                           path);
+        from += (uint64_t)got;
+    }
+    return HR_OK;
+}
+
+/* The header is judged before the data costs any memory. */
+static hr_status read_file(int fd, uint64_t size, const char *path, hr_safetensors **out,
+                           hr_error *err) {
+    uint64_t head = size < 8 ? size : 8;
+    hr_safetensors *file = NULL;
+    unsigned char *bytes = size == 0 ? NULL
+                                     : mmap(NULL, size, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (bytes == MAP_FAILED)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for its %" PRIu64 " bytes", path,
+                       size);
+    hr_status status = read_at(fd, bytes, 0, head, path, err);
+    if (status == HR_OK && size >= 8) {
+        head = header_length(bytes);
+        head = head <= size - 8 && head <= HR_SAFETENSORS_MAX_HEADER ? head + 8 : 8;
+        status = read_at(fd, bytes, 8, head, path, err);
+    }
+    if (status != HR_OK) {
+        munmap(bytes, size);
+        return status;
+    }
+    HR_TRY(open_bytes(bytes, size, true, path, &file, err));
+    status = read_at(fd, bytes, head, size, path, err);
+    if (status != HR_OK) {
+        hr_safetensors_close(file);
+        return status;
+    }
+    *out = file;
+    return HR_OK;
+}
+
+hr_status hr_safetensors_read(const char *path, uint64_t max_bytes, hr_safetensors **out,
+                              hr_error *err) {
+    int fd;
+    uint64_t size;
+    HR_TRY(open_regular(path, &fd, &size, err));
+    hr_status status =
+        size > max_bytes
+            ? hr_fail(err, HR_ERR_LIMIT, "%s: %" PRIu64 " bytes are over the limit of %" PRIu64,
+                      path, size, max_bytes)
+            : read_file(fd, size, path, out, err);
+    close(fd);
+    return status;
 }
 
 hr_status hr_safetensors_parse(const void *bytes, size_t size, const char *label,
@@ -272,7 +351,7 @@ hr_status hr_safetensors_parse(const void *bytes, size_t size, const char *label
 void hr_safetensors_close(hr_safetensors *file) {
     if (file == NULL)
         return;
-    if (file->mapped && file->size > 0)
+    if (file->owned && file->size > 0)
         munmap((void *)(uintptr_t)file->bytes, file->size);
     cJSON_Delete(file->header);
     free(file->by_name);
@@ -311,7 +390,7 @@ const char *hr_safetensors_metadata(const hr_safetensors *file, const char *key)
 }
 
 void hr_safetensors_drop(const hr_safetensors *file, const hr_tensor *tensor) {
-    if (!file->mapped)
+    if (!file->from_file)
         return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);

@@ -22,6 +22,13 @@ typedef struct hr_safetensors hr_safetensors;
  * wrong; for a file cut short, the size needed and found). */
 hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err);
 
+/* The same, but read into memory that is private to this object, for files that their writer may
+ * change or cut at any time: what was checked is what is used. The data is read once the header has
+ * been found good. ERR_LIMIT for a file over max_bytes; ERR_CORRUPT also when it shrinks meanwhile.
+ */
+hr_status hr_safetensors_read(const char *path, uint64_t max_bytes, hr_safetensors **out,
+                              hr_error *err);
+
 /* The same on bytes that the caller keeps until hr_safetensors_close; label stands for the path in
  * messages. */
 hr_status hr_safetensors_parse(const void *bytes, size_t size, const char *label,

@@ -1,8 +1,12 @@
 /* The safetensors container, and the checkpoint directories made of it. */
 #include "format/checkpoint.h"
+#include "format/file.h"
 #include "format/safetensors.h"
 
 #include "testing.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* An image of a header text and a number of data bytes. */
 static hr_buf image_of(const char *header, size_t data_bytes) {
@@ -235,6 +239,41 @@ static void a_dropped_tensor_reads_the_same_again(void **state) {
     remove_dir(dir, (const char *const[]){"w.safetensors", NULL});
 }
 
+static void a_file_read_into_memory_outlives_its_change(void **state) {
+    (void)state;
+    const char *dir = new_dir(), *path;
+    hr_error err = {0};
+    unsigned char bytes[64];
+    memset(bytes, 7, sizeof bytes);
+    const hr_tensor tensor = tensor_of("w", HR_DTYPE_U8, 1, sizeof bytes, bytes);
+    hr_safetensors *file = NULL;
+    path = path_in(dir, "w.safetensors");
+    assert_ok(hr_safetensors_save(path, &tensor, 1, &err), &err);
+    assert_refused(hr_safetensors_read(path, 20, &file, &err), &err, "over the limit of 20");
+    assert_ok(hr_safetensors_read(path, 1 << 20, &file, &err), &err);
+    assert_int_equal(truncate(path, 0), 0);
+    hr_safetensors_drop(file, hr_safetensors_at(file, 0));
+    assert_memory_equal(hr_safetensors_find(file, "w")->data, bytes, sizeof bytes);
+    hr_safetensors_close(file);
+    assert_refused(hr_safetensors_read(path, 1 << 20, &file, &err), &err, "cut short");
+    remove_dir(dir, (const char *const[]){"w.safetensors", NULL});
+}
+
+/* Opening one would wait for a writer that never comes. */
+static void a_fifo_is_not_waited_for(void **state) {
+    (void)state;
+    const char *dir = new_dir();
+    hr_safetensors *file = NULL;
+    hr_error err = {0};
+    hr_buf text = {0};
+    const char *path = path_in(dir, "f");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_refused(hr_safetensors_open(path, &file, &err), &err, "not a regular file");
+    assert_refused(hr_safetensors_read(path, 100, &file, &err), &err, "not a regular file");
+    assert_refused(hr_file_read(path, 100, &text, &err), &err, "not a regular file");
+    remove_dir(dir, (const char *const[]){"f", NULL});
+}
+
 static void a_file_that_cannot_be_opened_is_named(void **state) {
     (void)state;
     hr_safetensors *file = NULL;
@@ -354,6 +393,8 @@ int main(void) {
         cmocka_unit_test(what_is_written_reads_back_aligned),
         cmocka_unit_test(equal_and_reserved_names_are_not_written),
         cmocka_unit_test(a_dropped_tensor_reads_the_same_again),
+        cmocka_unit_test(a_file_read_into_memory_outlives_its_change),
+        cmocka_unit_test(a_fifo_is_not_waited_for),
         cmocka_unit_test(a_file_that_cannot_be_opened_is_named),
         cmocka_unit_test(a_single_file_is_a_checkpoint),
         cmocka_unit_test(an_index_and_its_shards_must_agree),
