@@ -150,6 +150,15 @@ static hr_status fill_info(hr_engine *e, const hr_engine_options *o, hr_error *e
     return HR_OK;
 }
 
+/* Positions for which attention multiplies as often as a layer's linears do for a row. */
+static uint32_t attention_depth(const hr_hf_config *c) {
+    uint64_t q = (uint64_t)c->num_attention_heads * c->head_dim,
+             kv = (uint64_t)c->num_key_value_heads * c->head_dim;
+    uint64_t linears = c->hidden_size * (2 * q + 2 * kv + 3 * (uint64_t)c->intermediate_size);
+    uint64_t depth = linears / (2 * q);
+    return depth > 0 && depth < UINT32_MAX ? (uint32_t)depth : 1;
+}
+
 static hr_status start_loop(hr_engine *e, const hr_engine_options *o, hr_error *err) {
     hr_adapter_store_limits store = {.max_loaded = o->max_loaded_loras,
                                      .max_per_batch = o->max_loras_per_batch};
@@ -169,6 +178,7 @@ static hr_status start_loop(hr_engine *e, const hr_engine_options *o, hr_error *
                     },
                 .max_running = o->max_running_requests,
                 .max_adapters = o->max_loras_per_batch,
+                .attention_depth = attention_depth(hr_model_info_of(e->model)->config),
                 .n_pages = e->kv.n_pages,
                 .n_workers = o->threads,
                 .disable_prefix_cache = o->disable_prefix_cache,

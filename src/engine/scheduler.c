@@ -395,9 +395,23 @@ static uint32_t rows_left(const hr_request *r) {
     return r->n_ids - r->n_computed;
 }
 
+/* What n rows of a prompt take of a chunk: at least n. */
+static uint32_t cost_of(const hr_scheduler *s, const hr_request *r, uint32_t n) {
+    uint64_t depth = s->c.attention_depth;
+    return depth == 0 ? n : (uint32_t)(n * (depth + r->n_computed) / depth);
+}
+
+/* The most rows that cost no more than the budget, but one at least. */
+static uint32_t affordable(const hr_scheduler *s, const hr_request *r, uint32_t budget) {
+    uint64_t depth = s->c.attention_depth;
+    uint32_t n = depth == 0 ? budget : (uint32_t)(budget * depth / (depth + r->n_computed));
+    return n > 0 ? n : 1;
+}
+
 /* A chunk must not score more rows than the request has results for. */
-static uint32_t chunk_of(const hr_request *r, uint32_t budget) {
-    uint32_t n = rows_left(r) < budget ? rows_left(r) : budget;
+static uint32_t chunk_of(const hr_scheduler *s, const hr_request *r, uint32_t budget) {
+    uint32_t n = affordable(s, r, budget);
+    n = rows_left(r) < n ? rows_left(r) : n;
     if (!r->want_prompt || r->next_prompt_pos >= r->n_prompt)
         return n;
     uint32_t first_scored = r->next_prompt_pos > 0 ? r->next_prompt_pos - 1 : 0; /* row of it */
@@ -452,6 +466,13 @@ static hr_request *plan_next(const hr_scheduler *s, goes_first order) {
     }
 }
 
+/* Plans a prompt's next rows; returns what they cost. */
+static uint32_t take_chunk(const hr_scheduler *s, hr_request *r, uint32_t budget) {
+    r->step_rows = chunk_of(s, r, budget);
+    uint32_t cost = cost_of(s, r, r->step_rows);
+    return cost < budget ? cost : budget;
+}
+
 static void share_rows(hr_scheduler *s) {
     uint32_t budget = s->c.limits.chunked_prefill_size;
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -463,14 +484,11 @@ static void share_rows(hr_scheduler *s) {
     hr_request *oldest = plan_next(s, is_older), *r;
     if (oldest == NULL)
         return;
-    uint32_t sure = chunk_of(oldest, (budget + 3) / 4);
-    oldest->step_rows = sure;
+    uint32_t sure = take_chunk(s, oldest, (budget + 3) / 4);
     budget -= sure;
-    while (budget > 0 && (r = plan_next(s, is_shorter)) != NULL) {
-        r->step_rows = chunk_of(r, budget);
-        budget -= r->step_rows;
-    }
-    oldest->step_rows = chunk_of(oldest, sure + budget);
+    while (budget > 0 && (r = plan_next(s, is_shorter)) != NULL)
+        budget -= take_chunk(s, r, budget);
+    take_chunk(s, oldest, sure + budget);
 }
 
 static void clear_pages(hr_scheduler *s, hr_request *r) {

@@ -12,7 +12,9 @@
  * A step computes one row of every request that generates, and up to chunk prompt rows of the
  * others. When several prompts wait, the oldest is sure of a quarter of the chunk and takes what
  * the others leave; the rest goes to the prompts with the fewest rows left. So a long prompt never
- * stands still and never makes a short one wait for its end.
+ * stands still and never makes a short one wait for its end. Far into a long prompt a row costs
+ * more, since it attends to all before it, so the chunk gets fewer rows there and the step takes no
+ * longer.
  *
  * Full pages of every sequence are shared through the prefix cache while it runs and stay there
  * afterwards; pages that nobody holds count as free. A prompt begins behind its longest known
@@ -48,6 +50,9 @@ typedef struct hr_scheduler_config {
     hr_request_limits limits;
     uint32_t max_running, max_adapters;
     uint32_t max_overtaken; /* 0 = 4 * max_running */
+    /* Positions that cost a row as much to attend to as all its linear layers; 0 = attention is not
+     * counted. */
+    uint32_t attention_depth;
     uint32_t n_pages, n_workers;
     bool disable_prefix_cache;
     const hr_kernels *kernels; /* for logprobs and sampling */

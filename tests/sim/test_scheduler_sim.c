@@ -108,6 +108,7 @@ static void world_open(world *w, uint64_t seed) {
         .max_running = 1 + roll(w, 7),
         .max_adapters = 1 + roll(w, 3),
         .max_overtaken = 1 + roll(w, 6),
+        .attention_depth = roll(w, 2) * (1 + roll(w, 40)),
         .n_pages = n_pages,
         .n_workers = 1,
         .disable_prefix_cache = roll(w, 8) == 0,
@@ -473,8 +474,8 @@ static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
 /* ---- directed scenes ---- */
 
 /* A world with nothing in it, but this batch. */
-static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n_pages,
-                         uint32_t chunk) {
+static world *open_deep_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n_pages,
+                              uint32_t chunk, uint32_t attention_depth) {
     world *w = calloc(1, sizeof *w);
     assert_non_null(w);
     world_open(w, 77);
@@ -487,6 +488,7 @@ static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n
     w->config.max_adapters = max_adapters;
     w->config.max_running = max_running;
     w->config.max_overtaken = 8;
+    w->config.attention_depth = attention_depth;
     w->config.disable_prefix_cache = false;
     assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
     for (uint32_t n = 0; n < 2; n++) {
@@ -498,6 +500,11 @@ static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n
         hr_adapter_store_publish(w->store, reservation, &payload);
     }
     return w;
+}
+
+static world *open_scene(uint32_t max_running, uint32_t max_adapters, uint32_t n_pages,
+                         uint32_t chunk) {
+    return open_deep_scene(max_running, max_adapters, n_pages, chunk, 0);
 }
 
 static void close_scene(world *w) {
@@ -603,6 +610,23 @@ static void a_long_scored_prompt_neither_stalls_others_nor_stands_still(void **s
     close_scene(w);
 }
 
+/* Attention over 20 positions costs a row as much as all else. */
+static void far_into_a_prompt_a_step_takes_fewer_rows(void **state) {
+    (void)state;
+    world *w = open_deep_scene(2, 1, 48, 16, 20);
+    fake_case *c = submit_fixed(w, 140, 0, 1, true);
+    static const uint32_t rows[] = {16, 8, 7, 6, 5, 5, 4, 4};
+    const hr_request *r = w->live[0];
+    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint32_t before = r->n_computed;
+        assert_true(hr_scheduler_step(w->scheduler));
+        assert_int_equal(r->n_computed - before, rows[i]);
+    }
+    while (!c->finished)
+        assert_true(hr_scheduler_step(w->scheduler));
+    close_scene(w);
+}
+
 /* Many samples of one prompt, at once: it is computed once. */
 static void samples_of_one_prompt_share_its_computation(void **state) {
     (void)state;
@@ -669,6 +693,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(no_adapter_starves),
         cmocka_unit_test(a_prompt_retracted_half_scored_is_delivered_once),
         cmocka_unit_test(a_long_scored_prompt_neither_stalls_others_nor_stands_still),
+        cmocka_unit_test(far_into_a_prompt_a_step_takes_fewer_rows),
         cmocka_unit_test(samples_of_one_prompt_share_its_computation),
         cmocka_unit_test(a_retracted_request_finds_its_pages_again),
         cmocka_unit_test(a_crowd_over_eight_adapters_that_are_reloaded),
