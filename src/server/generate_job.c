@@ -11,7 +11,7 @@
 
 #define MAX_EXTRA_LOGPROBS                                                                         \
     (UINT64_C(1) << 26) /* top and asked-for logprobs of a request, over all positions */
-#define MAX_RELOADS 8   /* rounds in which others drop the adapters that were just read back */
+#define MAX_RELOADS 8   /* rounds in which load calls drop the adapters that were just read back */
 
 /* ---- life ---- */
 
@@ -445,9 +445,12 @@ static bool is_evicted(hr_job *j, const char *name) {
            hr_engine_adapter_state(j->server->options.engine, name) == HR_ADAPTER_EVICTED;
 }
 
-/* After a refusal for item i: true when its adapter has only given way to others meanwhile. */
+/* After a refusal for item i: true when its adapter has only given way to others meanwhile; it may
+ * be back already, for another request. */
 static bool can_reload(hr_job *j, size_t i, hr_status status) {
-    return status == HR_ERR_ADAPTER_UNKNOWN && is_evicted(j, j->request.items[i].lora_name) &&
+    const char *name = j->request.items[i].lora_name;
+    return status == HR_ERR_ADAPTER_UNKNOWN && name != NULL &&
+           hr_engine_adapter_state(j->server->options.engine, name) != HR_ADAPTER_UNKNOWN &&
            j->reloads++ < MAX_RELOADS;
 }
 
@@ -561,17 +564,22 @@ static hr_status reload_adapters(hr_job *j, hr_error *err) {
     return HR_OK;
 }
 
-/* On a worker thread: adapters that gave way are read from their files again. */
+/* Reads back what gave way and submits. False: some of it gave way again before it was leased. */
+static bool reload_and_submit(hr_job *j) {
+    hr_error err;
+    if (reload_adapters(j, &err) == HR_OK)
+        return submit_all(j);
+    fail_job(j, &err);
+    abort_sequences(j);
+    return true;
+}
+
+/* On the one thread for it: requests for more adapters than may be loaded, served side by side,
+ * would push out each other's for ever. */
 static void run_reload(void *arg) {
     hr_job *j = arg;
-    hr_error err;
-    do {
-        if (reload_adapters(j, &err) != HR_OK) {
-            fail_job(j, &err);
-            abort_sequences(j);
-            break;
-        }
-    } while (!submit_all(j));
+    while (!reload_and_submit(j)) {
+    }
     end_submitting(j);
 }
 
@@ -597,7 +605,7 @@ void hr_job_start(hr_job *j) {
     j->submitting = true;
     link_job(j);
     bool reload = any_evicted(j) || !submit_all(j);
-    if (reload && hr_worker_submit(j->server->loads, run_reload, j, &err) != HR_OK) {
+    if (reload && hr_worker_submit(j->server->recalls, run_reload, j, &err) != HR_OK) {
         fail_job(j, &err);
         abort_sequences(j);
         reload = false;

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAUSE_TIMEOUT_MS 60000 /* a step is far shorter; so this only ends a wait for what hangs   \
-                                */
+/* A step is far shorter, so this only ends a wait for what hangs. */
+#define PAUSE_TIMEOUT_MS 60000
 #define MAX_FLUSH_SECONDS 600
 
 /* ---- pausing ---- */
@@ -126,7 +126,8 @@ void hr_route_flush_cache(hr_exchange *exchange, void *app) {
     }
     c->run = run_flush;
     c->answer = answer_flush;
-    hr_call_start(c, server->flushes);
+    /* A flush that does not wait must not stand behind those that do. */
+    hr_call_start(c, c->timeout_ms > 0 ? server->flush_waits : server->flushes);
 }
 
 /* ---- aborting ---- */

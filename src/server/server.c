@@ -59,15 +59,19 @@ void hr_app_note_unknown_key(hr_server *server, const char *path, const char *ke
 
 static hr_status create_workers(hr_server *server, hr_error *err) {
     HR_TRY(hr_worker_create(4, &server->loads, err));
+    HR_TRY(hr_worker_create(1, &server->recalls, err));
     HR_TRY(hr_worker_create(1, &server->pauses, err));
-    HR_TRY(hr_worker_create(2, &server->flushes, err));
+    HR_TRY(hr_worker_create(1, &server->flushes, err));
+    HR_TRY(hr_worker_create(8, &server->flush_waits, err));
     return hr_worker_create(2, &server->checks, err);
 }
 
 static void free_server(hr_server *server) {
     hr_worker_destroy(server->loads);
+    hr_worker_destroy(server->recalls);
     hr_worker_destroy(server->pauses);
     hr_worker_destroy(server->flushes);
+    hr_worker_destroy(server->flush_waits);
     hr_worker_destroy(server->checks);
     for (size_t i = 0; i < server->n_noted; i++)
         free(server->noted[i]);
@@ -114,8 +118,10 @@ void hr_server_stop(hr_server *server, uint64_t drain_ms) {
     hr_http_quiesce(server->http);
     hr_engine_drain(server->options.engine, drain_ms);
     hr_worker_finish(server->loads);
+    hr_worker_finish(server->recalls);
     hr_worker_finish(server->pauses);
     hr_worker_finish(server->flushes);
+    hr_worker_finish(server->flush_waits);
     hr_worker_finish(server->checks);
     hr_http_stop(server->http, LAST_BYTES_MS);
     free_server(server);

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#define MAX_TASKS 256
+#define MAX_TASKS 4096 /* requests may wait for adapters by the hundred */
 
 struct hr_worker {
     pthread_t threads[HR_WORKER_MAX_THREADS];

@@ -31,6 +31,7 @@ struct hr_adapter_version {
     uint64_t id, leases;
     uint64_t last_use; /* store clock: raised by every acquire and publish */
     bool pinned, published;
+    bool awaited;         /* recalled, and the request it was recalled for has no lease yet */
     evicted_name *memory; /* NULL once it is in the catalogue */
     hr_adapter_payload payload;
 };
@@ -165,9 +166,13 @@ static hr_adapter_version *unpublish(hr_adapter_store *store, hr_adapter_version
 }
 
 /* What is in use is used most recently, whenever that use began. */
+static bool is_used(const hr_adapter_version *version) {
+    return version->leases > 0 || version->awaited;
+}
+
 static bool gives_way_before(const hr_adapter_version *a, const hr_adapter_version *b) {
-    if ((a->leases > 0) != (b->leases > 0))
-        return a->leases == 0;
+    if (is_used(a) != is_used(b))
+        return is_used(b);
     return a->last_use < b->last_use;
 }
 
@@ -349,7 +354,8 @@ static void link_reservation(hr_adapter_store *store, hr_adapter_reservation *re
 hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, const char *path,
                                    bool pinned, hr_adapter_reservation **out, hr_error *err) {
     HR_TRY(check_name(name, err));
-    if (path == NULL || strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
+    if (path == NULL || path[0] == '\0' ||
+        strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
         return hr_fail(err, HR_ERR_INVALID, "lora_path is missing or longer than %d bytes",
                        HR_ADAPTER_PATH_MAX);
     hr_adapter_reservation *reservation = reservation_create(store, name, path, pinned);
@@ -459,6 +465,7 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
     pthread_mutex_lock(&store->lock);
     unlink_reservation(store, reservation);
     if (!reservation->revoked) {
+        version->awaited = reservation->recalled;
         publish_version(store, version);
         id = version->id;
         dead = evict_over_cap(store, version);
@@ -503,6 +510,7 @@ hr_status hr_adapter_store_acquire(hr_adapter_store *store, const char *name, hr
     hr_adapter_version *version = find_published(store, name);
     if (version != NULL) {
         version->leases++;
+        version->awaited = false;
         version->last_use = ++store->uses;
         store->stats.leases_acquired++;
     } else {

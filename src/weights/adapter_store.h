@@ -61,9 +61,10 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
                                    bool pinned, hr_adapter_reservation **out, hr_error *err);
 
 /* Makes the name servable with this payload, which the store owns from now on; returns the fresh
- * id. Cannot fail. Over max_loaded the least recently used unpinned names give way (those in use
- * last of all) and their paths are remembered. The reservation is gone. 0 only for a recalled name
- * that was unloaded meanwhile: it stays unloaded, the payload is destroyed. */
+ * id. Cannot fail. Over max_loaded the least recently used unpinned names give way (those in use,
+ * or recalled and not leased yet, last of all) and their paths are remembered. The reservation is
+ * gone. 0 only for a recalled name that was unloaded meanwhile: it stays unloaded, the payload is
+ * destroyed. */
 uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
                                   const hr_adapter_payload *payload);
 

@@ -241,6 +241,36 @@ static void a_recall_that_fails_or_is_revoked_leaves_the_right_memory(void **sta
     hr_adapter_store_destroy(store);
 }
 
+static void recall(hr_adapter_store *store, const char *name, payload *p) {
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    hr_adapter_payload content = {p, destroy_payload, 100, 8};
+    assert_int_equal(hr_adapter_store_recall(store, name, path, &reservation, NULL), HR_OK);
+    assert_true(hr_adapter_store_publish(store, reservation, &content) > 0);
+}
+
+/* Else a request for two evicted names would never get both while others keep theirs in use. */
+static void a_recalled_name_does_not_give_way_before_it_was_leased(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[7] = {{0}};
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    load(store, "c", false, &p[2]);
+    load(store, "d", false, &p[3]);
+    hr_adapter_lease c = acquire(store, "c"), d = acquire(store, "d");
+    recall(store, "a", &p[4]);
+    recall(store, "b", &p[5]);
+    assert_names(store, "a b");
+    hr_adapter_lease a = acquire(store, "a");
+    hr_adapter_store_release(store, &a);
+    recall(store, "c", &p[6]); /* now a has been of use */
+    assert_names(store, "b c");
+    hr_adapter_store_release(store, &c);
+    hr_adapter_store_release(store, &d);
+    hr_adapter_store_destroy(store);
+}
+
 /* The rules as a list would have it, against the store, over random loads, uses and unloads. */
 static void the_store_agrees_with_a_plain_list(void **state) {
     (void)state;
@@ -478,6 +508,7 @@ int main(void) {
         cmocka_unit_test(at_the_cap_the_least_recently_used_unpinned_name_gives_way),
         cmocka_unit_test(a_name_that_gave_way_comes_back_from_where_it_was),
         cmocka_unit_test(a_recall_that_fails_or_is_revoked_leaves_the_right_memory),
+        cmocka_unit_test(a_recalled_name_does_not_give_way_before_it_was_leased),
         cmocka_unit_test(the_store_agrees_with_a_plain_list),
         cmocka_unit_test(concurrent_recalls_of_one_name_load_it_once),
         cmocka_unit_test(checking_a_name_is_no_use_of_it),
