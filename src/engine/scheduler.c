@@ -474,13 +474,15 @@ static uint32_t take_chunk(const hr_scheduler *s, hr_request *r, uint32_t budget
 }
 
 static void share_rows(hr_scheduler *s) {
-    uint32_t budget = s->c.limits.chunked_prefill_size;
+    uint32_t chunk = s->c.limits.chunked_prefill_size, generating = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         hr_request *r = s->running[i];
         skip_known(s, r);
         r->planned = rows_left(r) == 1;
         r->step_rows = r->planned ? 1 : 0;
+        generating += r->step_rows;
     }
+    uint32_t budget = generating > 0 ? (chunk + 3) / 4 : chunk;
     hr_request *oldest = plan_next(s, is_older), *r;
     if (oldest == NULL)
         return;

@@ -10,11 +10,12 @@
  * starves.
  *
  * A step computes one row of every request that generates, and up to chunk prompt rows of the
- * others. When several prompts wait, the oldest is sure of a quarter of the chunk and takes what
- * the others leave; the rest goes to the prompts with the fewest rows left. So a long prompt never
- * stands still and never makes a short one wait for its end. Far into a long prompt a row costs
- * more, since it attends to all before it, so the chunk gets fewer rows there and the step takes no
- * longer.
+ * others: a quarter of that while any request generates, so that its tokens keep coming (either is
+ * enough rows to compute at full speed). When several prompts wait, the oldest is sure of a quarter
+ * of these rows and takes what the others leave; the rest goes to the prompts with the fewest rows
+ * left. So a long prompt never stands still and never makes a short one wait for its end. Far into
+ * a long prompt a row costs more, since it attends to all before it, so it gets fewer rows there
+ * and the step takes no longer.
  *
  * Full pages of every sequence are shared through the prefix cache while it runs and stay there
  * afterwards; pages that nobody holds count as free. A prompt begins behind its longest known

@@ -585,8 +585,8 @@ static void a_prompt_retracted_half_scored_is_delivered_once(void **state) {
  * while others generate. */
 static void a_long_scored_prompt_neither_stalls_others_nor_stands_still(void **state) {
     (void)state;
-    world *w = open_scene(8, 2, 48, 16);
-    submit_fixed(w, 2, 100, 1, false); /* generates all the time */
+    world *w = open_scene(8, 2, 48, 64); /* 16 prompt rows a step while any request generates */
+    submit_fixed(w, 2, 100, 1, false);   /* generates all the time */
     hr_scheduler_step(w->scheduler);
     fake_case *old = submit_fixed(w, 140, 0, 1, true);
     const hr_request *old_request = w->live[1];
@@ -602,7 +602,7 @@ static void a_long_scored_prompt_neither_stalls_others_nor_stands_still(void **s
         if (old->finished)
             break;
         uint32_t rows = old_request->n_computed - before;
-        assert_true(rows >= 4); /* a quarter of the chunk */
+        assert_true(rows >= 4); /* a quarter of those */
         if (alone && young == NULL)
             assert_int_equal(rows, 16);
         assert_true(i < 40);
