@@ -11,7 +11,8 @@
 
 #define MAX_EXTRA_LOGPROBS                                                                         \
     (UINT64_C(1) << 26) /* top and asked-for logprobs of a request, over all positions */
-#define MAX_RELOADS 8   /* rounds in which load calls drop the adapters that were just read back */
+#define LONG_TEXT ((size_t)64 << 10) /* bytes that may be tokenized on an I/O thread */
+#define MAX_RELOADS 8 /* rounds in which load calls drop the adapters that were just read back */
 
 /* ---- life ---- */
 
@@ -430,12 +431,22 @@ static hr_status prepare(hr_job *j, hr_error *err) {
     for (size_t i = 0; i < j->request.n_unknown_keys; i++)
         hr_app_note_unknown_key(j->server, hr_exchange_path(j->exchange),
                                 j->request.unknown_keys[i]);
-    HR_TRY(tokenize_prompts(j, err));
     HR_TRY(make_sequences(j, err));
-    HR_TRY(check_size(j, err));
     HR_TRY(collect_adapters(j, err));
     give_seeds(j);
     return HR_OK;
+}
+
+static size_t text_bytes(const hr_job *j) {
+    size_t n = 0;
+    for (size_t i = 0; i < j->request.n_items; i += j->request.n_samples)
+        n += j->request.items[i].text != NULL ? strlen(j->request.items[i].text) : 0;
+    return n;
+}
+
+static hr_status tokenize(hr_job *j, hr_error *err) {
+    HR_TRY(tokenize_prompts(j, err));
+    return check_size(j, err);
 }
 
 /* ---- handing over to the engine ---- */
@@ -591,10 +602,48 @@ static bool any_evicted(hr_job *j) {
     return false;
 }
 
+/* False: it goes on on the thread for recalls. */
+static bool submit_or_recall(hr_job *j) {
+    hr_error err;
+    if (!any_evicted(j) && submit_all(j)) {
+        end_submitting(j);
+        return true;
+    }
+    if (hr_worker_submit(j->server->recalls, run_reload, j, &err) == HR_OK)
+        return false;
+    fail_job(j, &err);
+    abort_sequences(j);
+    end_submitting(j);
+    return true;
+}
+
+static void run_tokenize(void *arg) {
+    hr_job *j = arg;
+    hr_error err;
+    if (tokenize(j, &err) == HR_OK) {
+        submit_or_recall(j);
+        return;
+    }
+    fail_job(j, &err);
+    end_submitting(j);
+}
+
+/* False: it goes on on a thread for texts. Megabytes take seconds, for which nobody else's
+ * connection should stand still. */
+static bool tokenize_elsewhere(hr_job *j) {
+    hr_error err;
+    if (hr_worker_submit(j->server->texts, run_tokenize, j, &err) == HR_OK)
+        return false;
+    fail_job(j, &err);
+    end_submitting(j);
+    return true;
+}
+
 void hr_job_start(hr_job *j) {
     hr_exchange *exchange = j->exchange;
     hr_error err;
-    if (prepare(j, &err) != HR_OK) {
+    bool is_long = text_bytes(j) > LONG_TEXT;
+    if (prepare(j, &err) != HR_OK || (!is_long && tokenize(j, &err) != HR_OK)) {
         j->style->fail(exchange, &err);
         hr_job_free(j);
         return;
@@ -604,15 +653,8 @@ void hr_job_start(hr_job *j) {
     j->n_busy = 1;
     j->submitting = true;
     link_job(j);
-    bool reload = any_evicted(j) || !submit_all(j);
-    if (reload && hr_worker_submit(j->server->recalls, run_reload, j, &err) != HR_OK) {
-        fail_job(j, &err);
-        abort_sequences(j);
-        reload = false;
-    }
-    if (!reload)
-        end_submitting(j);
-    if (!reload && can_stream(j)) {
+    bool submitted = is_long ? tokenize_elsewhere(j) : submit_or_recall(j);
+    if (submitted && can_stream(j)) {
         start_stream(exchange, j);
         return;
     }

@@ -2,7 +2,8 @@
  * turn their bodies into the same job and differ in how the answer is written: that is a style.
  *
  * A job belongs to its exchange and dies with it. While any of its sequences lives in the engine,
- * or its adapters are being read back, one more reference to the exchange is held. */
+ * or its text is tokenized or its adapters are read back elsewhere, one more reference to the
+ * exchange is held. */
 #ifndef HR_SERVER_GENERATE_JOB_H
 #define HR_SERVER_GENERATE_JOB_H
 

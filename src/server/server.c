@@ -58,6 +58,7 @@ void hr_app_note_unknown_key(hr_server *server, const char *path, const char *ke
 }
 
 static hr_status create_workers(hr_server *server, hr_error *err) {
+    HR_TRY(hr_worker_create(4, &server->texts, err));
     HR_TRY(hr_worker_create(4, &server->loads, err));
     HR_TRY(hr_worker_create(1, &server->recalls, err));
     HR_TRY(hr_worker_create(1, &server->pauses, err));
@@ -67,6 +68,7 @@ static hr_status create_workers(hr_server *server, hr_error *err) {
 }
 
 static void free_server(hr_server *server) {
+    hr_worker_destroy(server->texts);
     hr_worker_destroy(server->loads);
     hr_worker_destroy(server->recalls);
     hr_worker_destroy(server->pauses);
@@ -117,6 +119,7 @@ void hr_server_stop(hr_server *server, uint64_t drain_ms) {
     atomic_store(&server->draining, true);
     hr_http_quiesce(server->http);
     hr_engine_drain(server->options.engine, drain_ms);
+    hr_worker_finish(server->texts);
     hr_worker_finish(server->loads);
     hr_worker_finish(server->recalls);
     hr_worker_finish(server->pauses);

@@ -191,6 +191,34 @@ def test_a_stop_while_requests_wait(tiny_dir, paused):
                     assert reply.json()["meta_info"]["finish_reason"]["type"] in ("length", "abort")
 
 
+def test_long_texts_hold_up_nobody(smollm2):
+    """More of them than there are threads for connections; others are answered meanwhile."""
+    text = " " * 600000
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        started = time.monotonic()
+        long = [pool.submit(smollm2.post, "/generate", {"text": text, "stream": i % 2 == 0}) for i in range(12)]
+        waits = []
+        while not all(future.done() for future in long):
+            asked = time.monotonic()
+            assert requests.get(smollm2.url + "/health", timeout=60).status_code == 200
+            waits.append(time.monotonic() - asked)
+            time.sleep(0.01)
+        assert max(waits) < (time.monotonic() - started) / 4
+        for future in long:
+            assert future.result().status_code == 400
+            assert "longer than the model's context length" in future.result().json()["error"]["message"]
+
+
+def test_a_long_text_is_answered_like_a_short_one(smollm2):
+    body = {"text": "a" + " " * 70000, "sampling_params": GREEDY, "rid": "long"}
+    whole = smollm2.generate(**body)
+    assert whole["meta_info"]["prompt_tokens"] > 1000 and len(whole["output_ids"]) == 4
+    events = smollm2.post("/generate", {**body, "stream": True}).text.split("\n\n")
+    assert json.loads(events[-3].removeprefix("data: "))["output_ids"] == whole["output_ids"]
+    state = smollm2.get("/server_info").json()["internal_states"][0]
+    assert state["running"] == state["queued"] == state["leases"] == 0
+
+
 def test_an_idle_server_uses_no_cpu(tiny_dir):
     with Engine(tiny_dir, skip_tokenizer=True) as engine:
         engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
