@@ -137,6 +137,9 @@ static hr_status read_own(cJSON *body, hr_completion *c, hr_error *err) {
     c->logprobs = logprobs != NULL && !cJSON_IsFalse(logprobs);
     c->n_logprobs = (uint32_t)n;
     const cJSON *stream = hr_json_get_present(body, "stream_options");
+    if (stream != NULL && !cJSON_IsObject(stream))
+        return hr_fail(err, HR_ERR_INVALID, "stream_options: wanted an object, came a %s",
+                       hr_json_kind(stream));
     return hr_json_opt_bool(stream, "include_usage", &c->include_usage, err);
 }
 

@@ -2,6 +2,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/stop_regex.h"
 
+#include "text/stop.h"
+
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,12 @@ static hr_status compile(hr_stop_regex *r, const char *pattern, hr_error *err) {
     if (regex == NULL)
         return refuse(err, which, code, at);
     r->codes[r->count++] = regex;
+    uint32_t behind = 0;
+    pcre2_pattern_info(regex, PCRE2_INFO_MAXLOOKBEHIND, &behind);
+    if (behind > HR_STOP_REGEX_CONTEXT)
+        return hr_fail(err, HR_ERR_INVALID,
+                       "expression %zu looks %u characters behind, at most %d are kept", which,
+                       behind, HR_STOP_REGEX_CONTEXT);
     code = pcre2_match(regex, (PCRE2_SPTR) "", 0, 0, 0, r->data, r->context);
     if (code != PCRE2_ERROR_NOMATCH)
         return hr_fail(err, HR_ERR_INVALID,

@@ -78,6 +78,7 @@ def test_a_missing_model_has_openais_error(engine):
     {"prompt": PROMPT, "temperature": "hot"}, {"prompt": PROMPT, "logprobs": 1000}, {"prompt": PROMPT, "suffix": "x"},
     {"prompt": [[10**6]]}, {"prompt": PROMPT, "response_format": {"type": "json_schema"}}, {"prompt": PROMPT, "regex": "a"},
     {"prompt": "x " * 9000}, {"prompt": PROMPT, "stop_regex": "("},
+    {"prompt": PROMPT, "stream": True, "stream_options": 5},
 ])
 def test_errors_are_flat(engine, body):
     reply = engine.post("/v1/completions", body)
