@@ -41,7 +41,11 @@ def at_rest(engine):
 
 @pytest.fixture(scope="module")
 def server(tiny_dir):
-    with Engine(tiny_dir, dtype="bfloat16", skip_tokenizer=True) as engine:
+    with pytest.MonkeyPatch.context() as patch:
+        # In a build with the sanitizer, else of no effect: what was freed counts as free soon.
+        patch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1")
+        engine = Engine(tiny_dir, dtype="bfloat16", skip_tokenizer=True)
+    with engine:
         yield engine
         assert engine.process.poll() is None, engine.log()
 
