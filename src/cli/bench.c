@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_TIERS = 8, STREAM_PASSES = 20 };
+enum { MAX_TIERS = 8, STREAM_PASSES = 60 };
 
 typedef struct kernels_bench {
     bool json;

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ADAPTERS = 64, MAX_SEQS = 64, MAX_ROWS = 2048, ROUNDS = 8, STREAM_PASSES = 30 };
+enum { MAX_ADAPTERS = 64, MAX_SEQS = 64, MAX_ROWS = 2048, ROUNDS = 8, STREAM_PASSES = 80 };
 
 /* One kind of step: n_seqs sequences that already hold `context` positions get `rows` more each.
  * Sequence i runs on adapter i % n_adapters; 0 adapters: the base. */

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <time.h>
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -83,14 +84,20 @@ __attribute__((target("avx2"))) static void read_part(void *arg, unsigned worker
         sink = sink + _mm256_cvtsi256_si32(sum[l]);
 }
 
+/* Processor time where one thread does it all, as for what is held against this roof. */
+static uint64_t pass_clock(const hr_pool *pool) {
+    struct timespec t;
+    clock_gettime(hr_pool_workers(pool) == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 double hr_roof_stream(hr_pool *pool, const char *buffer, size_t bytes, unsigned passes) {
-    const hr_clock clock = hr_clock_monotonic();
     reading all = {buffer, bytes};
     uint64_t best = UINT64_MAX;
     for (unsigned pass = 0; pass < passes; pass++) {
-        uint64_t start = hr_now_ns(&clock);
+        uint64_t start = pass_clock(pool);
         hr_pool_run(pool, read_part, &all);
-        uint64_t passed = hr_now_ns(&clock) - start;
+        uint64_t passed = pass_clock(pool) - start;
         best = passed < best ? passed : best;
     }
     return (double)bytes / (double)best;

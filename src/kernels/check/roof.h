@@ -16,7 +16,8 @@ typedef struct hr_roof {
 hr_roof hr_roof_fma(void);
 
 /* GB/s of reading `bytes` at `buffer` (64-byte aligned, a multiple of 128) once, in order, all
- * workers of the pool at the same time, each its own part; the best of `passes` passes. */
+ * workers of the pool at the same time, each its own part; the best of `passes` passes. A pool of
+ * one worker is timed by the thread's processor time. */
 double hr_roof_stream(hr_pool *pool, const char *buffer, size_t bytes, unsigned passes);
 
 #endif

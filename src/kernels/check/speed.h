@@ -20,7 +20,7 @@ const char *hr_speed_buffer(const hr_speed *s, size_t *bytes);
 
 size_t hr_speed_ops(void);
 const char *hr_speed_name(size_t op);
-/* The best of many short runs within about a tenth of a second. */
+/* The best of many short runs within about a tenth of a second of processor time. */
 hr_speed_result hr_speed_measure(hr_speed *s, const hr_kernels *ref, const hr_kernels *k,
                                  size_t op);
 
