@@ -202,7 +202,8 @@ def main() -> int:
               ", ".join(f"{size}: {wall:.0f} ({cpu:.0f})" for size, (wall, cpu) in fixed.items()))
         per_cpu = CONCURRENT * (PROMPT + OUTPUT) / use.total
         bar = max(wall for wall, _ in fixed.values())
-        print(f"{CONCURRENT} requests at once: {served:.0f} tokens/s ({per_cpu:.0f} of CPU time), {load.seconds:.1f} s; the client took {load.client_cpu:.2f} s of CPU time")
+        print(f"{CONCURRENT} requests at once: {served:.0f} tokens/s ({per_cpu:.0f} of CPU time), "
+              f"{load.seconds:.1f} s; the client took {load.client_cpu:.2f} s of CPU time")
         missed = verdict(missed, f"{served / bar:.1%} of the best fixed batch, bar {THROUGHPUT_BAR:.0%}; by CPU time, which "
                          f"other work on the machine touches less, {per_cpu / max(cpu for _, cpu in fixed.values()):.1%}",
                          served >= THROUGHPUT_BAR * bar)
