@@ -97,7 +97,7 @@ void hr_pool_barrier(hr_pool *pool, unsigned worker) {
 
 /* Pins workers 1.. to a core each, where cores were reserved for this process, one per worker: an
  * affinity mask of as many cores as workers, on a machine that has more. On a machine shared with
- * others a pinned worker only waits behind them (measured: 3 to 10 % slower). Worker 0 is the
+ * others a pinned worker only waits behind them (docs/performance.md). Worker 0 is the
  * caller's thread and stays as it is; it finds the core that is left. Only a hint: errors are of no
  * interest. */
 static void pin_workers(const hr_pool *pool) {
