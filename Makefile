@@ -59,6 +59,9 @@ bench: build model
 	$(CLEAN_ENV) $(PYTHON) bench/startup.py --model $(MODEL)
 	$(CLEAN_ENV) $(PYTHON) bench/memory.py --model $(MODEL)
 	$(CLEAN_ENV) $(PYTHON) bench/decode.py --model $(MODEL)
+	$(CLEAN_ENV) $(PYTHON) bench/prefill.py --model $(MODEL)
+	$(CLEAN_ENV) $(PYTHON) bench/matmul.py
+	$(CLEAN_ENV) $(PYTHON) bench/lora.py --model $(MODEL)
 
 bench-serve: build model
 	$(CLEAN_ENV) $(PYTHON) bench/serve.py --model $(MODEL)
@@ -67,6 +70,7 @@ check-kernels: system
 	@tools/check-kernels
 
 nightly: parity bench check-kernels
+	build/tests/sim/test_scheduler_sim 1000
 	tools/fuzz 600
 
 format:

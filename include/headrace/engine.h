@@ -20,11 +20,11 @@ extern "C" {
 typedef struct hr_engine hr_engine;
 
 typedef struct hr_engine_options {
-    const char *model_path;        /* Hugging Face model directory */
-    const char *dtype;             /* NULL or "auto" (bfloat16), "bfloat16", "float32" */
-    const char *isa;               /* NULL = fastest; "ref", "avx2", "avx512", "amx" */
-    unsigned threads;              /* compute workers; 0 = min(affinity, cgroup quota) */
-    uint32_t context_length;       /* 0 = the model's */
+    const char *model_path;  /* Hugging Face model directory */
+    const char *dtype;       /* NULL or "auto" (bfloat16), "bfloat16", "float32" */
+    const char *isa;         /* NULL = fastest; "ref", "avx2", "avx512", "avx512bf16", "amx" */
+    unsigned threads;        /* compute workers; 0 = min(affinity, cgroup quota) */
+    uint32_t context_length; /* 0 = the model's */
     uint32_t max_running_requests; /* 0 = 64; at most 4096 */
     uint32_t max_queued_requests;  /* 0 = 8192; over it hr_engine_submit says HR_ERR_BUSY */
     uint32_t chunked_prefill_size; /* most prompt rows of a step; 0 = 512 */

@@ -450,13 +450,14 @@ void hr_serve_options_help(FILE *out) {
             fprintf(out, "\n%s:\n", f->group);
         fprintf(out, strlen(left) > 30 ? "  %s\n%34s%s\n" : "  %-30s%s  %s\n", left, "", f->help);
     }
-    fprintf(out, "\nOther flags of SGLang that cannot change a result here (--tp-size 1, "
-                 "--attention-backend, ...) are\n"
-                 "accepted with a warning. HEADRACE_ISA=ref|avx2|avx512|amx chooses the kernels "
-                 "(the fastest).\n"
-                 "SIGTERM and SIGINT: no new connections, requests finish (--drain-timeout), exit "
-                 "0; a second one\n"
-                 "ends at once. Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage.\n");
+    fprintf(out,
+            "\nOther flags of SGLang that cannot change a result here (--tp-size 1, "
+            "--attention-backend, ...) are\n"
+            "accepted with a warning. HEADRACE_ISA=ref|avx2|avx512|avx512bf16|amx chooses the\n"
+            "kernels; without it the fastest are taken.\n"
+            "SIGTERM and SIGINT: no new connections, requests finish (--drain-timeout), exit "
+            "0; a second one\n"
+            "ends at once. Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage.\n");
 }
 
 /* ---- for others to read ---- */
