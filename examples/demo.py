@@ -14,6 +14,7 @@ import time
 import warnings
 
 os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # trainer and engine share the cores: nobody spins
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 warnings.filterwarnings("ignore")
 
