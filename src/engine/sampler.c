@@ -41,6 +41,7 @@ static void report(const hr_kernels *kernels, const float *x, uint32_t n_vocab, 
 void hr_sampler_score(const hr_kernels *kernels, float *logits, uint32_t n_vocab, uint32_t token,
                       const hr_logprob_wish *wish, hr_row_result *result, void *scratch) {
     result->finite = all_finite(logits, n_vocab);
+    result->overflowed = false;
     if (!result->finite)
         return;
     result->token = token;
@@ -226,12 +227,14 @@ void hr_sampler_draw(const hr_kernels *kernels, const hr_sampler *sampler, float
                      uint32_t n_vocab, uint64_t position, bool masked, const hr_logprob_wish *wish,
                      hr_row_result *result, const hr_sampler_space *space, void *scratch) {
     result->finite = all_finite(x, n_vocab);
+    result->overflowed = false;
     if (!result->finite)
         return;
     adjust(kernels, sampler, x, n_vocab, masked);
     /* Finite logits can still overflow here: a temperature near zero, a bias near the largest
      * float. */
     result->finite = all_finite(x, n_vocab);
+    result->overflowed = !result->finite;
     if (!result->finite)
         return;
     if (sampler->greedy) {

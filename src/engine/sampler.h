@@ -61,7 +61,8 @@ typedef struct hr_logprob_wish {
 
 /* What a row gave; the arrays belong to the caller and hold n_top, n_top and n_ids entries. */
 typedef struct hr_row_result {
-    bool finite; /* false: logits had a NaN or an infinity; nothing else is set */
+    bool finite;     /* false: logits had a NaN or an infinity; nothing else is set */
+    bool overflowed; /* they were finite until penalties, bias and temperature; !finite then */
     uint32_t token;
     float logprob;
     uint32_t *top_ids;

@@ -552,7 +552,13 @@ static hr_position_logprobs position_of(const hr_request *r, uint32_t token,
     return p;
 }
 
-static hr_finish not_finite(void) {
+static hr_finish not_finite(const hr_row_result *result) {
+    if (result->overflowed)
+        return (hr_finish){
+            .type = HR_FINISH_ERROR,
+            .status = HR_ERR_INVALID,
+            .message = "the temperature, penalties and logit_bias of this request push its logits "
+                       "beyond the largest float; use less extreme ones"};
     return (hr_finish){
         .type = HR_FINISH_ERROR,
         .status = HR_ERR_INTERNAL,
@@ -573,7 +579,7 @@ static bool deliver_prompt(hr_scheduler *s, hr_request *r) {
     uint32_t n = 0;
     while (r->next_prompt_pos + n < r->n_prompt && r->next_prompt_pos + n <= r->n_computed) {
         if (!r->results[n].finite) {
-            finish_running(s, r, not_finite());
+            finish_running(s, r, not_finite(&r->results[n]));
             return false;
         }
         r->positions[n] = position_of(r, r->ids[r->next_prompt_pos + n], &r->results[n]);
@@ -609,7 +615,7 @@ static bool is_over(const hr_scheduler *s, const hr_request *r, uint32_t token,
 static void deliver_token(hr_scheduler *s, hr_request *r) {
     const hr_row_result *result = &r->results[r->result_rows];
     if (!result->finite) {
-        finish_running(s, r, not_finite());
+        finish_running(s, r, not_finite(result));
         return;
     }
     uint32_t token = result->token;

@@ -402,11 +402,14 @@ static void logits_that_are_not_finite_are_reported(void **state) {
             hr_row_result r = {0};
             hr_sampler_score(kernels, logits, 20, 1, &nothing, &r, scratch);
             assert_false(r.finite);
+            assert_false(r.overflowed);
         }
     float large[20] = {3e38f};
     hr_sampler s = plain();
     s.temperature = 0.01f; /* finite logits, but not after the division */
-    assert_false(draw(&s, large, 20, 0, false, &nothing).finite);
+    hr_row_result overflowed = draw(&s, large, 20, 0, false, &nothing);
+    assert_false(overflowed.finite);
+    assert_true(overflowed.overflowed); /* the request's doing, not the weights' */
 }
 
 int main(void) {
