@@ -48,7 +48,7 @@ def main() -> int:
         with Engine(model, "--max-total-tokens", TOKENS, dtype=dtype) as engine:
             # Work through the whole cache once, so that every page of it has been touched.
             engine.generate(input_ids=prompts(32), sampling_params={"max_new_tokens": 16, "ignore_eos": True})
-            long = [(prompts(1)[0] * 128)[: 4000 + row] for row in range(8)]
+            long = [(row * 128)[:4000] for row in prompts(8)]  # no two share a prefix
             engine.generate(input_ids=long, sampling_params={"max_new_tokens": 1, "ignore_eos": True})
             have = resident_bytes(engine.process.pid)
         missed |= have > BAR * want
