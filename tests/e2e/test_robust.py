@@ -69,9 +69,10 @@ def test_two_thousand_idle_connections_that_all_ask(good):
         for _ in range(2000):
             socks.append(connect(good))
         assert len(good.generate(input_ids=PROMPT, sampling_params=GREEDY)["output_ids"]) == 4
-        for sock in socks:
-            sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert {read_status(sock) for sock in socks} == {200}
+        for _ in range(5):  # a lost wake-up shows about once in ten thousand requests
+            for sock in socks:
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert {read_status(sock) for sock in socks} == {200}
         for sock in socks[:500]:  # kept alive: the same connections once more
             sock.sendall(request({"input_ids": PROMPT, "sampling_params": GREEDY}))
         assert {read_status(sock) for sock in socks[:500]} == {200}
