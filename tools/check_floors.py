@@ -18,7 +18,7 @@ BELOW = {
     "engine": ["base", "tensor", "format", "weights", "kernels", "model"],
     "text": ["base", "tensor", "format"],
     "server": ["base", "tensor", "format", "engine", "text"],
-    "cli": ["base", "tensor", "format", "engine", "text", "server"],
+    "cli": ["base", "tensor", "format", "weights", "kernels", "model", "engine", "text", "server"],
 }
 BANNED = re.compile(r"\b(sprintf|vsprintf|strcpy|strcat|strtok|gets|alloca|rand|system|atoi|atof)\s*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"/]+)/[^"]+"')

@@ -7,6 +7,7 @@
 #include "model/lora.h"
 #include "model/model.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct hr_engine {
@@ -369,8 +370,8 @@ hr_status hr_engine_list_adapters(hr_engine *e, hr_adapter_info **out, size_t *n
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu adapters", count);
     }
     for (size_t i = 0; i < count; i++) {
-        strcpy(infos[i].name, entries[i].name);
-        strcpy(infos[i].path, entries[i].path);
+        snprintf(infos[i].name, sizeof infos[i].name, "%s", entries[i].name);
+        snprintf(infos[i].path, sizeof infos[i].path, "%s", entries[i].path);
         infos[i].id = entries[i].id;
         infos[i].pinned = entries[i].pinned;
         infos[i].rank = entries[i].rank;

@@ -38,7 +38,7 @@ static hr_status opt_u32(const cJSON *obj, const char *key, uint32_t min, uint32
 static hr_status copy_name(const char *key, const char *value, char out[64], hr_error *err) {
     if (strlen(value) >= 64)
         return hr_fail(err, HR_ERR_INVALID, "%s: \"%.80s...\" is longer than 63 bytes", key, value);
-    strcpy(out, value);
+    memcpy(out, value, strlen(value) + 1);
     return HR_OK;
 }
 

@@ -409,7 +409,7 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
         } else {
             reservation->recalled = true;
             link_reservation(store, reservation);
-            strcpy(path, evicted->path);
+            memcpy(path, evicted->path, strlen(evicted->path) + 1);
         }
     }
     pthread_mutex_unlock(&store->lock);
@@ -581,8 +581,8 @@ hr_status hr_adapter_store_list(hr_adapter_store *store, hr_adapter_entry **out,
         size_t i = 0;
         for (const hr_adapter_version *v = store->published; v != NULL; v = v->next, i++) {
             hr_adapter_entry *e = &entries[i];
-            strcpy(e->name, v->name);
-            strcpy(e->path, v->path);
+            memcpy(e->name, v->name, strlen(v->name) + 1);
+            memcpy(e->path, v->path, strlen(v->path) + 1);
             e->id = v->id;
             e->pinned = v->pinned;
             e->rank = v->payload.rank;
