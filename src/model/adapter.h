@@ -6,10 +6,14 @@
 
 /* The pair of one module. Linear: a is packed like a weight, [rank][in]. Embedding: a is a dense
  * table [in][16 * n_leaves] of compute elements, zero beyond rank, since only rows are read. b:
- * hr_pack_lora_b. */
+ * hr_pack_lora_b.
+ *
+ * The A's of modules that read the same x (q, k, v; gate, up) lie side by side, in the order of
+ * their ids and with nothing between them: together they are one packed matrix, which one product
+ * shrinks. Modules that the adapter leaves alone take no place in it. */
 typedef struct hr_lora_module {
-    char *a, *b; /* NULL: the adapter leaves this module alone */
-    uint32_t n_leaves;
+    char *a, *b;       /* NULL: the adapter leaves this module alone */
+    uint32_t n_leaves; /* 0 where a is NULL; for a linear also the panels of A */
     float scale;
 } hr_lora_module;
 

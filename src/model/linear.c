@@ -60,8 +60,10 @@ static size_t leaf_elements(hr_compute compute) {
     return compute == HR_COMPUTE_BF16 ? HR_LEAF : HR_LORA_LEAF;
 }
 
-static char *shrunk(const hr_step *step, const block *b, uint32_t part, uint32_t row) {
-    size_t at = part * b->part_stride + (row - b->begin) * b->ldh;
+static char *shrunk(const hr_step *step, const block *b, uint32_t part, uint32_t row,
+                    uint32_t leaf) {
+    size_t at =
+        part * b->part_stride + (row - b->begin) * b->ldh + leaf * leaf_elements(step->compute);
     return step->ws->h + at * hr_compute_bytes(step->compute);
 }
 
@@ -73,45 +75,79 @@ static hr_segment rows_in(const hr_linear_args *args, const hr_segment *segment,
     return (hr_segment){segment->lora, begin - args->first_row, end > begin ? end - begin : 0};
 }
 
-/* h = s * x A for some rows of one adapter and module. */
+/* What an adapter's A's of a linear are together: one packed matrix (adapter.h). */
+typedef struct joint_a {
+    const char *w; /* NULL: the adapter has none of the linear's modules */
+    uint32_t n_panels;
+} joint_a;
+
+static joint_a joint_a_of(const hr_lora *lora, const hr_linear *linear) {
+    joint_a a = {0};
+    for (uint32_t part = 0; part < linear->n_parts; part++) {
+        const hr_lora_module *module = &lora->modules[linear->module + part];
+        if (a.w == NULL)
+            a.w = module->a;
+        a.n_panels += module->n_leaves;
+    }
+    return a;
+}
+
+/* h = s * x A for some rows of one adapter and some panels of its joint A. */
 static void shrink(const hr_step *step, unsigned worker, const hr_linear_args *args, const block *b,
-                   const hr_lora_module *module, uint32_t part, uint32_t first, uint32_t n) {
+                   const hr_lora *lora, hr_panels panels, uint32_t first, uint32_t n) {
     const hr_worker_buffers *mine = &step->ws->workers[worker];
-    size_t rank = (size_t)module->n_leaves * HR_LORA_LEAF;
+    size_t ldy = (size_t)(panels.end - panels.begin) * HR_PANEL;
     step->kernels->gemm[step->compute](&(hr_gemm_args){
         .x = args->x + first * args->ldx * hr_compute_bytes(step->compute),
         .ldx = args->ldx,
         .m = n,
         .k = args->linear->k_padded,
-        .w = module->a,
+        .w = joint_a_of(lora, args->linear).w +
+             panels.begin * hr_packed_bytes(step->compute, HR_PANEL, args->linear->k),
         .panel_begin = 0,
-        .panel_end = module->n_leaves, /* HR_LORA_LEAF == HR_PANEL */
+        .panel_end = panels.end - panels.begin,
         .y = mine->shrink,
-        .ldy = rank,
+        .ldy = ldy,
         .scratch = mine->scratch,
     });
-    step->kernels->lora_split[step->compute](mine->shrink, rank, n, module->n_leaves, module->scale,
-                                             shrunk(step, b, part, first), b->ldh);
+    uint32_t at = 0; /* the joint A's panel at which a part begins */
+    for (uint32_t part = 0; part < args->linear->n_parts; part++) {
+        const hr_lora_module *module = &lora->modules[args->linear->module + part];
+        hr_panels own = common_panels(panels, (hr_panels){at, at + module->n_leaves});
+        if (own.begin < own.end)
+            step->kernels->lora_split[step->compute](
+                mine->shrink + (size_t)(own.begin - panels.begin) * HR_PANEL, ldy, n,
+                own.end - own.begin, module->scale, shrunk(step, b, part, first, own.begin - at),
+                b->ldh);
+        at += module->n_leaves;
+    }
 }
 _Static_assert((int)HR_LORA_LEAF == (int)HR_PANEL, "an adapter's leaf is a panel of A");
 
-/* The workers take the tasks (segment, part, some rows) in turn. */
+/* The workers take the tasks (segment, some rows, some panels) in turn. Panels are shared only
+ * where segments and rows are too few for all workers. */
 static void shrink_block(const hr_step *step, unsigned worker, const hr_linear_args *args,
                          const block *b) {
     unsigned task = 0, n_workers = step->ws->n_workers;
     for (uint32_t s = 0; s < args->segments->n; s++) {
         hr_segment segment = rows_in(args, &args->segments->items[s], b);
+        joint_a a = joint_a_of(segment.lora, args->linear);
+        if (segment.n == 0 || a.w == NULL)
+            continue;
         uint32_t tile = (segment.n + n_workers - 1) / n_workers;
         tile = tile < 4 ? 4 : tile > HR_SHRINK_ROWS ? HR_SHRINK_ROWS : tile;
-        for (uint32_t part = 0; part < args->linear->n_parts; part++) {
-            const hr_lora_module *module = &segment.lora->modules[args->linear->module + part];
-            if (module->a == NULL)
+        uint32_t tiles = (segment.n + tile - 1) / tile;
+        uint32_t groups = n_workers / (tiles * args->segments->n);
+        groups = groups < 1 ? 1 : groups > a.n_panels ? a.n_panels : groups;
+        for (uint32_t i = 0; i < tiles * groups; i++, task++) {
+            if (task % n_workers != worker)
                 continue;
-            for (uint32_t done = 0; done < segment.n; done += tile, task++) {
-                uint32_t n = segment.n - done < tile ? segment.n - done : tile;
-                if (task % n_workers == worker)
-                    shrink(step, worker, args, b, module, part, segment.first + done, n);
-            }
+            size_t begin, end;
+            hr_split(a.n_panels, i % groups, groups, &begin, &end);
+            uint32_t done = i / groups * tile;
+            uint32_t n = segment.n - done < tile ? segment.n - done : tile;
+            shrink(step, worker, args, b, segment.lora, (hr_panels){(uint32_t)begin, (uint32_t)end},
+                   segment.first + done, n);
         }
     }
 }
@@ -129,7 +165,7 @@ static void expand_block(const hr_step *step, unsigned worker, const hr_linear_a
             if (module->a == NULL || segment.n == 0 || panels.begin == panels.end)
                 continue;
             step->kernels->lora_expand[step->compute](&(hr_lora_expand_args){
-                .h = shrunk(step, b, part, segment.first),
+                .h = shrunk(step, b, part, segment.first, 0),
                 .ldh = b->ldh,
                 .m = segment.n,
                 .n_leaves = module->n_leaves,

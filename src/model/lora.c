@@ -63,40 +63,42 @@ static void pack_b(const hr_model *model, const hr_peft_module *pair, const void
         hr_pack_lora_b_f32(from, out, pair->rank, to);
 }
 
-static hr_status pack_pair(const hr_model *model, const hr_peft_module *pair, char **at,
+/* Packs a pair at *a and *b and moves both past it. */
+static hr_status pack_pair(const hr_model *model, const hr_peft_module *pair, char **a, char **b,
                            hr_lora *lora, hr_error *err) {
     hr_lora_module *module = &lora->modules[pair->module];
-    void *a = compute_elements(model, &pair->a), *b = compute_elements(model, &pair->b);
-    bool enough = a != NULL && b != NULL;
+    void *dense_a = compute_elements(model, &pair->a), *dense_b = compute_elements(model, &pair->b);
+    bool enough = dense_a != NULL && dense_b != NULL;
     if (enough) {
-        module->n_leaves = leaves_of(pair->rank);
-        module->scale = pair->scale;
-        module->a = *at;
-        module->b = module->a + hr_round_up(a_bytes(model, pair), 64);
-        *at = module->b + hr_round_up(b_bytes(model, pair), 64);
-        pack_a(model, pair, a, module->a);
-        pack_b(model, pair, b, module->b);
+        *module = (hr_lora_module){*a, *b, leaves_of(pair->rank), pair->scale};
+        *a += a_bytes(model, pair);
+        *b += b_bytes(model, pair);
+        pack_a(model, pair, dense_a, module->a);
+        pack_b(model, pair, dense_b, module->b);
     }
-    free(a);
-    free(b);
+    free(dense_a);
+    free(dense_b);
     return enough ? HR_OK : hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack an adapter");
 }
 
+/* All A's in the order of module ids, then all B's (adapter.h says why). */
 static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora, hr_error *err) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < peft->n_modules; i++)
-        bytes += hr_round_up(a_bytes(model, &peft->modules[i]), 64) +
-                 hr_round_up(b_bytes(model, &peft->modules[i]), 64);
+    size_t all_a = 0, all_b = 0;
+    for (size_t i = 0; i < peft->n_modules; i++) {
+        all_a += a_bytes(model, &peft->modules[i]);
+        all_b += b_bytes(model, &peft->modules[i]);
+    }
     lora->max_rank = peft->max_rank;
     lora->max_leaves = leaves_of(peft->max_rank);
     lora->modules = calloc(model->n_modules, sizeof *lora->modules);
-    lora->arena_bytes = bytes;
-    lora->arena = hr_pages_alloc(bytes); /* zeroed */
+    lora->arena_bytes = hr_round_up(all_a, 64) + all_b;
+    lora->arena = hr_pages_alloc(lora->arena_bytes); /* zeroed */
     if (lora->modules == NULL || lora->arena == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes", bytes);
-    char *at = lora->arena;
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes",
+                       lora->arena_bytes);
+    char *a = lora->arena, *b = lora->arena + hr_round_up(all_a, 64);
     for (size_t i = 0; i < peft->n_modules; i++)
-        HR_TRY(pack_pair(model, &peft->modules[i], &at, lora, err));
+        HR_TRY(pack_pair(model, &peft->modules[i], &a, &b, lora, err));
     return HR_OK;
 }
 

@@ -28,7 +28,8 @@ static void lay_out_worker(cursor *at, const hr_model *model, const hr_model_wor
     size_t head = hr_round_up(model->config.head_dim, HR_LEAF);
     worker->x = take(at, HR_FEW_ROWS * ws->ld_x * hr_compute_bytes(model->info.compute));
     worker->heads = take(at, 3 * head * sizeof(float));
-    worker->shrink = take(at, (size_t)HR_SHRINK_ROWS * HR_PEFT_MAX_RANK * sizeof(float));
+    worker->shrink =
+        take(at, (size_t)HR_SHRINK_ROWS * HR_MAX_PARTS * HR_PEFT_MAX_RANK * sizeof(float));
     worker->scratch = take(at, HR_SCRATCH_BYTES);
 }
 

@@ -34,7 +34,7 @@ typedef struct hr_row_tile {
 typedef struct hr_worker_buffers {
     char *x;       /* [HR_FEW_ROWS][ldx] compute elements */
     float *heads;  /* [3][head_dim padded] */
-    float *shrink; /* [HR_SHRINK_ROWS][HR_PEFT_MAX_RANK] */
+    float *shrink; /* [HR_SHRINK_ROWS][HR_MAX_PARTS * HR_PEFT_MAX_RANK] */
     void *scratch; /* HR_SCRATCH_BYTES */
 } hr_worker_buffers;
 
