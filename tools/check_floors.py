@@ -13,12 +13,14 @@ BELOW = {
     "tensor": ["base"],
     "format": ["base", "tensor"],
     "weights": ["base", "tensor", "format"],
+    "transport": ["base", "tensor", "format", "weights"],
     "kernels": ["base", "tensor", "format"],
+    "publish": ["base", "tensor", "format", "weights", "transport"],
     "model": ["base", "tensor", "format", "weights", "kernels"],
     "engine": ["base", "tensor", "format", "weights", "kernels", "model"],
     "text": ["base", "tensor", "format"],
     "server": ["base", "tensor", "format", "engine", "text"],
-    "cli": ["base", "tensor", "format", "weights", "kernels", "model", "engine", "text", "server"],
+    "cli": ["base", "tensor", "format", "weights", "transport", "kernels", "publish", "model", "engine", "text", "server"],
 }
 BANNED = re.compile(r"\b(sprintf|vsprintf|strcpy|strcat|strtok|gets|alloca|rand|system|atoi|atof)\s*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"/]+)/[^"]+"')

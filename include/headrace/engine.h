@@ -7,6 +7,7 @@
 #ifndef HEADRACE_ENGINE_H
 #define HEADRACE_ENGINE_H
 
+#include <headrace/receiver.h>
 #include <headrace/status.h>
 
 #include <stdbool.h>
@@ -232,6 +233,52 @@ hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char
  * goes with the last lease. Never waits for requests. The path of an evicted adapter is forgotten.
  * HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X does not exist". */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
+
+/* ---- updates from a trainer ---- */
+
+/* The engine's receiver: register, begin, bucket, end, as headrace/receiver.h says. Lives as long
+ * as the engine. How requests see a commit:
+ *   - adapter: a running request keeps its version to the end; paused in place it goes on with the
+ * new version and its kept KV (which never enters the prefix cache); paused by retraction, or
+ *     waiting, it is computed with the new version.
+ *   - base: the commit waits for running requests (timeout_ms), unless paused. */
+hr_receiver *hr_engine_receiver(hr_engine *engine);
+
+/* Replaces base weights by those of a Hugging Face directory: one session. */
+typedef struct hr_disk_update {
+    const char *model_path;
+    const char *weight_version; /* NULL: unchanged */
+    bool flush_cache, abort_all_requests;
+    uint64_t timeout_ms;
+} hr_disk_update;
+hr_status hr_engine_update_from_disk(hr_engine *engine, const hr_disk_update *update,
+                                     hr_receipt **receipt, hr_error *err);
+
+/* Gives memory back while the engine is idle or paused, and takes it again. Requests wait
+ * meanwhile. Weights: their contents are gone; after resume the engine refuses requests
+ * (HR_ERR_UNSERVABLE) until a full base update. KV cache: emptied. HR_ERR_BUSY while requests run.
+ * Both are idempotent. */
+typedef enum hr_memory_kind { HR_MEMORY_WEIGHTS = 1, HR_MEMORY_KV_CACHE = 2 } hr_memory_kind;
+hr_status hr_engine_release_memory(hr_engine *engine, unsigned kinds, hr_error *err);
+hr_status hr_engine_resume_memory(hr_engine *engine, unsigned kinds, hr_error *err);
+
+/* "shadow" or "in_place": how base updates are applied here. Static. */
+const char *hr_engine_base_mode(const hr_engine *engine);
+
+/* As model/base_update.h: values of a weight, digests, and the weights checker. */
+hr_status hr_engine_weight_values(hr_engine *engine, const char *name, size_t max_rows,
+                                  size_t max_columns, float **out, size_t *rows, size_t *columns,
+                                  bool *is_vector, hr_error *err);
+typedef void (*hr_digest_fn)(void *ctx, const char *name, hr_dtype dtype, const uint64_t *shape,
+                             uint32_t ndim, const uint8_t xxh3[16]);
+/* adapter NULL: the base weights; otherwise the adapter's pairs. HR_ERR_ADAPTER_UNKNOWN. */
+hr_status hr_engine_weight_digests(hr_engine *engine, const char *adapter, hr_digest_fn fn,
+                                   void *ctx, hr_error *err);
+hr_status hr_engine_check_snapshot(hr_engine *engine, hr_error *err);
+hr_status hr_engine_check_reset(hr_engine *engine, hr_error *err);
+/* HR_ERR_DIGEST, naming the weight and its max_abs_err, when the weights differ from the snapshot.
+ */
+hr_status hr_engine_check_compare(hr_engine *engine, hr_error *err);
 
 typedef enum hr_adapter_state {
     HR_ADAPTER_LOADED,

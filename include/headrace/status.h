@@ -32,6 +32,7 @@ extern "C" {
     X(ERR_ADAPTER_UNKNOWN, 303, "adapter not loaded")                                              \
     /* an update session is lost */                                                                \
     X(ERR_SESSION, 400, "update session refused")                                                  \
+    X(ERR_DIGEST, 401, "digest mismatch")                                                          \
     /* a peer is lost */                                                                           \
     X(ERR_PEER, 500, "peer gone")                                                                  \
     /* the engine cannot start or go on */                                                         \
@@ -40,7 +41,8 @@ extern "C" {
     X(ERR_MODEL, 602, "model refused")                                                             \
     X(ERR_CPU, 603, "processor lacks a needed instruction set")                                    \
     X(ERR_STOPPING, 604, "engine is stopping")                                                     \
-    X(ERR_INTERNAL, 605, "internal error")
+    X(ERR_INTERNAL, 605, "internal error")                                                         \
+    X(ERR_UNSERVABLE, 606, "base weights are incomplete")
 
 typedef enum hr_status {
 #define HR_STATUS_ENUM(name, value, text) HR_##name = (value),

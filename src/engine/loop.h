@@ -34,6 +34,28 @@ hr_status hr_loop_pause(hr_loop *loop, hr_pause_mode mode, uint64_t timeout_ms, 
 void hr_loop_continue(hr_loop *loop);
 hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err);
 
+/* A change of what requests are computed with, made by the scheduler's thread between two steps. */
+typedef struct hr_loop_change {
+    void *self;
+    /* Makes it so; must not fail or block. Called at most once. */
+    void (*apply)(void *self);
+    bool base; /* base weights change: waits until no request runs, unless paused */
+    bool hold; /* only stop: apply is called and no step runs until hr_loop_resume
+                  (writing in place, memory released) */
+    const char *weight_version; /* NULL: unchanged */
+    bool flush_cache, abort_all_requests;
+    uint64_t timeout_ms;
+} hr_loop_change;
+/* Returns when it is made. HR_ERR_TIMEOUT (names how many requests still run), HR_ERR_STOPPING: it
+ * is not made and never will be. Requests that wait are admitted after it. */
+hr_status hr_loop_change_apply(hr_loop *loop, const hr_loop_change *change, hr_error *err);
+void hr_loop_resume(hr_loop *loop);
+/* Refuses every request with HR_ERR_UNSERVABLE and this reason, and ends those that are there;
+ * NULL: serves again. reason is copied. */
+void hr_loop_set_unservable(hr_loop *loop, const char *reason);
+/* Copied, cut at size. */
+void hr_loop_weight_version(hr_loop *loop, char *out, size_t size);
+
 /* A snapshot in which requests_started = finished + aborted + running + queued. */
 void hr_loop_stats_get(hr_loop *loop, hr_engine_stats *out);
 

@@ -17,6 +17,15 @@ typedef struct hr_model hr_model; /* model/model.h */
  * *out and frees it with hr_lora_destroy, after which no step may read it. Thread-safe; does not
  * touch running steps. */
 hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err);
+/* The same from a config and tensors in memory (names as PEFT saves them), which are read only
+ * here.
+ */
+hr_status hr_lora_create(const hr_model *model, const char *config, size_t config_len,
+                         const hr_tensor *tensors, size_t n_tensors, hr_lora **out, hr_error *err);
+/* Checks a config alone: the largest rank it gives to a module of this model. ERR_ADAPTER_CONFIG,
+ * ERR_ADAPTER_INCOMPATIBLE (no module hit). */
+hr_status hr_lora_check_config(const hr_model *model, const char *config, size_t config_len,
+                               uint32_t *max_rank, hr_error *err);
 void hr_lora_destroy(hr_lora *lora);
 
 size_t hr_lora_bytes(const hr_lora *lora);      /* packed bytes held */

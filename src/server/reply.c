@@ -11,6 +11,7 @@ unsigned hr_http_status_of(hr_status status) {
         return 200;
     case HR_ERR_BUSY:
     case HR_ERR_STOPPING:
+    case HR_ERR_UNSERVABLE:
         return 503;
     case HR_ERR_TIMEOUT:
         return 504;

@@ -71,6 +71,34 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
 /* Gives the name and the place back. NULL is allowed. */
 void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *reservation);
 
+/* ---- publication by sessions: names appear or change together ---- */
+
+/* Holds a place for a new name without a path (path may be NULL: it can never be recalled), as
+ * reserve does, but never by evicting what is there: HR_ERR_LIMIT ("max-loaded-loras") when the cap
+ * is reached, unless path is given. A published name needs no reservation: *out is NULL then. */
+hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
+                                            const char *path, bool pinned,
+                                            hr_adapter_reservation **out, hr_error *err);
+
+typedef struct hr_adapter_publication {
+    const char *name;
+    hr_adapter_reservation *reservation; /* of a new name; NULL: the name may be published */
+    hr_adapter_payload payload;
+    const char *path; /* NULL: cannot be recalled after eviction, so it is never evicted */
+    bool pinned;
+    uint64_t id;                        /* filled: the fresh id */
+    struct hr_adapter_version *version; /* private: made by prepare */
+} hr_adapter_publication;
+
+/* Allocates all that publish_all needs, so that it cannot fail. ERR_NO_MEMORY: nothing was made. */
+hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n,
+                                   hr_error *err);
+/* Undoes prepare; payloads and reservations stay the caller's. */
+void hr_adapter_store_unprepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n);
+/* All names lead to their new versions at once: whoever acquires sees all or none of them. An older
+ * version lives on until its last lease is back. Reservations and payloads are the store's. */
+void hr_adapter_store_publish_all(hr_adapter_store *store, hr_adapter_publication *items, size_t n);
+
 /* Of a name that is to be served: nothing to do when it is published (*out is NULL). When it gave
  * way it is reserved again, and path says where it is; publish or cancel then. While somebody
  * loads it, waits for him, at most two minutes (HR_ERR_TIMEOUT). HR_ERR_ADAPTER_UNKNOWN,
@@ -98,6 +126,15 @@ hr_status hr_adapter_store_acquire(hr_adapter_store *store, const char *name, hr
 void hr_adapter_store_release(hr_adapter_store *store, hr_adapter_lease *lease);
 /* The refusal that acquire would give, without leasing and without counting as a use. */
 hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_error *err);
+
+typedef enum hr_lease_state {
+    HR_LEASE_CURRENT, /* the name still stands for this version */
+    HR_LEASE_RENEWED, /* it stood for another: the lease is now one of that */
+    HR_LEASE_UNLOADED /* the name is gone; the lease is as it was */
+} hr_lease_state;
+/* For a request that has not begun, or is computed anew: lease what its name stands for now. An
+ * evicted name counts as CURRENT. A zero lease is CURRENT. */
+hr_lease_state hr_adapter_store_renew(hr_adapter_store *store, hr_adapter_lease *lease);
 
 hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *name);
 

@@ -1,6 +1,7 @@
 /* Element types, shapes, and conversions to the bit. */
 #include "base/pool.h"
 #include "tensor/convert.h"
+#include "tensor/digest.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -154,6 +155,28 @@ static void one_infinity_or_nan_is_found_wherever_it_stands(void **state) {
     }
 }
 
+/* Vectors of the published programs: xxh128sum of "" and of "abc" fed in two pieces; FIPS 180-2. */
+static void digests_are_those_of_the_published_programs(void **state) {
+    (void)state;
+    uint8_t digest[HR_XXH3_SIZE], back[HR_XXH3_SIZE];
+    char hex[HR_XXH3_HEX], sha[HR_SHA256_HEX];
+    hr_xxh3("", 0, digest);
+    assert_string_equal(hr_xxh3_format(digest, hex), "99aa06d3014798d86001c324468d497f");
+    hr_xxh3_stream *stream = hr_xxh3_stream_create();
+    assert_non_null(stream);
+    hr_xxh3_stream_update(stream, "a", 1);
+    hr_xxh3_stream_update(stream, "bc", 2);
+    hr_xxh3_stream_digest(stream, digest);
+    assert_string_equal(hr_xxh3_format(digest, hex), "06b05ab6733a618578af5f94892f3950");
+    assert_true(hr_xxh3_parse("06B05AB6733A618578AF5F94892F3950", back));
+    assert_memory_equal(back, digest, sizeof back);
+    hr_xxh3_stream_destroy(stream);
+    assert_false(hr_xxh3_parse("06b05ab6733a618578af5f94892f395", back));
+    assert_false(hr_xxh3_parse("06b05ab6733a618578af5f94892f395g", back));
+    hr_sha256_hex("abc", 3, sha);
+    assert_string_equal(sha, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_dtype_is_found_by_its_names),
@@ -161,6 +184,7 @@ int main(void) {
         cmocka_unit_test(a_shape_is_written_for_messages),
         cmocka_unit_test(f32_becomes_bf16_by_round_to_nearest_even_and_denormals_vanish),
         cmocka_unit_test(every_f16_widens_exactly),
+        cmocka_unit_test(digests_are_those_of_the_published_programs),
         cmocka_unit_test(rows_convert_at_any_address_in_any_float_mode),
         cmocka_unit_test(equal_types_copy_their_bytes),
         cmocka_unit_test(other_conversions_are_refused_by_name),
