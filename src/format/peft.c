@@ -277,13 +277,10 @@ static void mark_replaced(hr_resolver *r) {
 
 /* ---- config against tensors ---- */
 
-/* Whether the config wants a pair here. */
-static hr_status wants_pair(hr_resolver *r, const hr_target *target, bool *out) {
+/* Whether the config names this target; only what can hold a pair. */
+static hr_status names_target(hr_resolver *r, const hr_target *target, bool *out) {
     const hr_module_name *module = first_module(r, target);
     bool hidden_linear = module->is_linear && !module->is_output_head;
-    *out = false;
-    if (target->replaced || (target->fused && !has_tensors(target)))
-        return HR_OK;
     HR_TRY(hr_peft_config_targets(&r->config, target->path, hidden_linear, out, r->err));
     if (*out && !module->is_linear && !module->is_embedding)
         return hr_fail(r->err, HR_ERR_ADAPTER_CONFIG,
@@ -291,6 +288,14 @@ static hr_status wants_pair(hr_resolver *r, const hr_target *target, bool *out) 
                        "embedding",
                        target->path);
     return HR_OK;
+}
+
+/* Whether the config wants a pair here. */
+static hr_status wants_pair(hr_resolver *r, const hr_target *target, bool *out) {
+    *out = false;
+    if (target->replaced || (target->fused && !has_tensors(target)))
+        return HR_OK;
+    return names_target(r, target, out);
 }
 
 /* Missing and surplus tensors of one module. */
@@ -304,6 +309,10 @@ static void compare_pair(const hr_target *target, bool wanted, hr_name_list *mis
         list_name(surplus, target->a->name, "");
     if (!wanted && target->b != NULL)
         list_name(surplus, target->b->name, "");
+}
+
+static hr_status names_nothing(hr_error *err) {
+    return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "target_modules: names no module of this model");
 }
 
 static hr_status compare_pairs(hr_resolver *r) {
@@ -324,8 +333,7 @@ static hr_status compare_pairs(hr_resolver *r) {
                          "modules_to_save): %s",
                          surplus.n, list_text(&surplus));
     else if (status == HR_OK && wanted == 0)
-        status =
-            hr_fail(r->err, HR_ERR_ADAPTER_CONFIG, "target_modules: names no module of this model");
+        status = names_nothing(r->err);
     else if (status == HR_OK && missing.n > 0)
         status =
             hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
@@ -337,18 +345,23 @@ static hr_status compare_pairs(hr_resolver *r) {
 
 /* ---- whole weights beside the pairs ---- */
 
-static hr_status check_saved(hr_resolver *r, const hr_target *target) {
+/* Whether modules_to_save names it; refused where no weight beside the pairs can be. */
+static hr_status is_saved(hr_resolver *r, const hr_target *target, bool *saved) {
     const hr_module_name *module = first_module(r, target);
-    bool saved = false;
-    HR_TRY(hr_peft_config_saves(&r->config, target->path, &saved, r->err));
-    if (!saved)
-        return HR_OK;
-    if (!module->is_embedding && !module->is_output_head)
+    *saved = false;
+    HR_TRY(hr_peft_config_saves(&r->config, target->path, saved, r->err));
+    if (*saved && !module->is_embedding && !module->is_output_head)
         return hr_fail(r->err, HR_ERR_ADAPTER_CONFIG,
                        "modules_to_save: trained weights of %.200s are not applied; only LoRA "
                        "pairs are",
                        target->path);
-    if (target->full == NULL)
+    return HR_OK;
+}
+
+static hr_status check_saved(hr_resolver *r, const hr_target *target) {
+    bool saved = false;
+    HR_TRY(is_saved(r, target, &saved));
+    if (saved && target->full == NULL)
         return hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
                        "modules_to_save: names %.200s, whose weight is missing", target->path);
     return HR_OK;
@@ -487,6 +500,14 @@ static hr_status resolve(hr_resolver *r) {
     return warn_unused(r, &r->config.saved, "modules_to_save");
 }
 
+static void resolver_free(hr_resolver *r) {
+    for (size_t i = 0; i < r->n_targets; i++)
+        free(r->targets[i].path);
+    free(r->targets);
+    free(r->by_path);
+    hr_peft_config_free(&r->config);
+}
+
 hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor *tensors,
                           size_t n_tensors, const hr_module_name *modules, size_t n_modules,
                           const hr_peft_base *base, hr_peft *out, hr_error *err) {
@@ -498,15 +519,9 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
                      .base = base,
                      .out = &result,
                      .err = err};
-    hr_status status = hr_peft_config_parse(config, config_len, &r.config, err);
-    if (status != HR_OK)
-        return status;
-    status = resolve(&r);
-    for (size_t i = 0; i < r.n_targets; i++)
-        free(r.targets[i].path);
-    free(r.targets);
-    free(r.by_path);
-    hr_peft_config_free(&r.config);
+    HR_TRY(hr_peft_config_parse(config, config_len, &r.config, err));
+    hr_status status = resolve(&r);
+    resolver_free(&r);
     if (status != HR_OK) {
         hr_peft_close(&result);
         return status;
@@ -515,6 +530,47 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
                              XXH3_128bits(config, config_len));
     *out = result;
     return HR_OK;
+}
+
+/* ---- a config alone ---- */
+
+static hr_status named_rank(hr_resolver *r, const hr_target *target, uint32_t *most) {
+    bool named = false;
+    uint32_t rank = 0;
+    float scale = 0;
+    HR_TRY(names_target(r, target, &named));
+    if (!named)
+        return HR_OK;
+    HR_TRY(hr_peft_config_rank(&r->config, target->path, &rank, &scale, r->err));
+    *most = rank > *most ? rank : *most;
+    return HR_OK;
+}
+
+/* A pattern may hit a fused name and its parts; which of them the adapter has, only its tensors
+ * say, so the larger rank counts. */
+static hr_status largest_rank(hr_resolver *r, uint32_t *out) {
+    uint32_t most = 0;
+    HR_TRY(list_targets(r));
+    for (size_t i = 0; i < r->n_targets; i++) {
+        bool saved = false;
+        if (!r->targets[i].fused)
+            HR_TRY(is_saved(r, &r->targets[i], &saved));
+        HR_TRY(named_rank(r, &r->targets[i], &most));
+    }
+    *out = most;
+    return most > 0 ? HR_OK : names_nothing(r->err);
+}
+
+hr_status hr_peft_check_config(const char *config, size_t config_len, const hr_module_name *modules,
+                               size_t n_modules, uint32_t *max_rank, hr_error *err) {
+    uint32_t most = 0;
+    hr_resolver r = {.modules = modules, .n_modules = n_modules, .err = err};
+    HR_TRY(hr_peft_config_parse(config, config_len, &r.config, err));
+    hr_status status = largest_rank(&r, &most);
+    resolver_free(&r);
+    if (status == HR_OK)
+        *max_rank = most;
+    return status;
 }
 
 void hr_peft_close(hr_peft *peft) {

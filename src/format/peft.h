@@ -65,7 +65,13 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
                           size_t n_tensors, const hr_module_name *modules, size_t n_modules,
                           const hr_peft_base *base, hr_peft *out, hr_error *err);
 
-/* The same from a directory with adapter_config.json and adapter_model.safetensors, which stays
+/* What a config says by itself: the largest rank it gives to a module, fused names included. The
+ * refusals of hr_peft_resolve that need no tensors; ERR_ADAPTER_CONFIG, ERR_NO_MEMORY. Thread-safe.
+ */
+hr_status hr_peft_check_config(const char *config, size_t config_len, const hr_module_name *modules,
+                               size_t n_modules, uint32_t *max_rank, hr_error *err);
+
+/* Resolves a directory with adapter_config.json and adapter_model.safetensors, which stays
  * mapped until hr_peft_close; messages begin with the path. Ids of an added_tokens.json at or above
  * the vocabulary (the embedding's in) are refused, below it they mean nothing. */
 hr_status hr_peft_open(const char *dir, const hr_module_name *modules, size_t n_modules,

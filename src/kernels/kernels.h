@@ -150,16 +150,21 @@ typedef struct hr_kernels {
 
 /* Packing, at load time and on bucket arrival; any tier's layout. src rows are dense [n][k] of
  * float or bf16 bits; rows [row_begin, row_end) of src are packed as outputs [row_begin ..) of dst;
- * row_begin must be a multiple of HR_PANEL and the last panel is zero-filled. float -> bf16 as
- * docs/arithmetic.md rounds. */
+ * row_begin must be a multiple of HR_PANEL and the last panel is zero-filled. src may be
+ * unaligned. */
 void hr_pack_weight_bf16(const uint16_t *src, size_t n, size_t k, size_t row_begin, size_t row_end,
                          void *dst);
 void hr_pack_weight_f32(const float *src, size_t n, size_t k, size_t row_begin, size_t row_end,
                         void *dst);
-/* B[n][rank], dense, to the layout of lora_expand. */
+/* The way back: rows [row_begin, row_end) of a packed matrix as dense compute elements, of which
+ * the first lands at dst; row_begin must be a multiple of HR_PANEL. */
+void hr_unpack_weight(hr_compute c, const void *packed, size_t k, size_t row_begin, size_t row_end,
+                      void *dst);
+/* B[n][rank], dense, to the layout of lora_expand, and the way back. */
 size_t hr_pack_lora_b_bytes(hr_compute c, size_t n, size_t rank);
 void hr_pack_lora_b_bf16(const uint16_t *src, size_t n, size_t rank, void *dst);
 void hr_pack_lora_b_f32(const float *src, size_t n, size_t rank, void *dst);
+void hr_unpack_lora_b(hr_compute c, const void *packed, size_t n, size_t rank, void *dst);
 
 /* Chooses the fastest tier that this processor and system allow, or the one named by isa ("ref",
  * "avx2", "avx512", "amx"; NULL or "" = fastest). note (may be NULL) gets one line when a faster

@@ -13,7 +13,8 @@
  * shrinks. Modules that the adapter leaves alone take no place in it. */
 typedef struct hr_lora_module {
     char *a, *b;       /* NULL: the adapter leaves this module alone */
-    uint32_t n_leaves; /* 0 where a is NULL; for a linear also the panels of A */
+    uint32_t rank;     /* 0 where a is NULL */
+    uint32_t n_leaves; /* of rank; for a linear also the panels of A */
     float scale;
 } hr_lora_module;
 

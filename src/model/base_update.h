@@ -53,7 +53,8 @@ hr_status hr_model_weight_values(const hr_model *model, const char *name, size_t
 
 /* XXH3-128 of a weight as row-major elements of the compute dtype (vectors: F32), calling fn for
  * each tensor of the checkpoint by its HF name, in layout order. The head of a tied model is not
- * listed. Thread-safe; a publish waits for the tensor being read. */
+ * listed. Each tensor is of one version; a publish waits for nobody, and who reads across one gets
+ * the older version of some tensors. ERR_NO_MEMORY, ERR_BUSY (weights being written in place). */
 hr_status hr_model_weight_digests(const hr_model *model,
                                   void (*fn)(void *ctx, const char *name, hr_dtype dtype,
                                              const uint64_t *shape, uint32_t ndim,
@@ -61,7 +62,8 @@ hr_status hr_model_weight_digests(const hr_model *model,
                                   void *ctx, hr_error *err);
 
 /* The same of an adapter's pairs: names as PEFT saves them without the "base_model.model." prefix
- * ("model.layers.0.self_attn.q_proj.lora_A.weight"), A [rank, in] and B [out, rank]. */
+ * ("model.layers.0.self_attn.q_proj.lora_A.weight", "model.embed_tokens.lora_embedding_A"), A
+ * [rank, in] and B [out, rank]. Any thread. ERR_NO_MEMORY. */
 hr_status hr_lora_digests(const hr_model *model, const hr_lora *lora,
                           void (*fn)(void *ctx, const char *name, hr_dtype dtype,
                                      const uint64_t *shape, uint32_t ndim, const uint8_t xxh3[16]),
@@ -77,7 +79,7 @@ hr_status hr_model_compare_snapshot(const hr_model *model, char name[160], doubl
                                     bool *equal, hr_error *err);
 
 /* Gives the memory of the live weights back to the system, or takes it again with undefined
- * contents: a full update must follow. No step may run. */
+ * contents: a full update must follow. No step may run and no update be under way. */
 void hr_model_release_weights(hr_model *model);
 
 #endif

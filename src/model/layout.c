@@ -80,20 +80,21 @@ static void lay_out_layer(cursor *at, const hr_model *model, uint32_t index, hr_
     take_linear(at, model, &layer->down, any_bias(model, HR_MODULE_DOWN, HR_MODULE_DOWN));
 }
 
-static void lay_out(cursor *at, hr_model *model) {
+static void lay_out(cursor *at, const hr_model *model, hr_weights *weights) {
     const hr_hf_config *c = &model->config;
-    model->embed = c->tie_word_embeddings ? NULL
-                                          : take(at, (size_t)c->vocab_size * c->hidden_size *
-                                                         hr_compute_bytes(model->info.compute));
+    weights->embed = c->tie_word_embeddings ? NULL
+                                            : take(at, (size_t)c->vocab_size * c->hidden_size *
+                                                           hr_compute_bytes(model->info.compute));
     for (uint32_t i = 0; i < c->num_hidden_layers; i++)
-        lay_out_layer(at, model, i, &model->layers[i]);
-    model->final_norm = take_floats(at, c->hidden_size);
-    model->head = linear_of(model->head_module, c->hidden_size);
-    add_part(&model->head, c->vocab_size);
-    take_linear(at, model, &model->head, false);
-    model->info.weight_bytes = at->used;
+        lay_out_layer(at, model, i, &weights->layers[i]);
+    weights->final_norm = take_floats(at, c->hidden_size);
+    weights->head = linear_of(model->head_module, c->hidden_size);
+    add_part(&weights->head, c->vocab_size);
+    take_linear(at, model, &weights->head, false);
+}
 
-    size_t angles = (size_t)model->info.context_length * (c->head_dim / 2);
+static void lay_out_tables(cursor *at, hr_model *model) {
+    size_t angles = (size_t)model->info.context_length * (model->config.head_dim / 2);
     model->rope_cos = take_floats(at, angles);
     model->rope_sin = take_floats(at, angles);
 }
@@ -188,6 +189,73 @@ static hr_status name_modules(hr_model *model, hr_error *err) {
     return HR_OK;
 }
 
+static hr_status take_pages(size_t bytes, const char *what, char **out, hr_error *err) {
+    const char *source;
+    uint64_t available = hr_machine_memory_available(&source);
+    if (bytes > available)
+        return hr_fail(err, HR_ERR_NO_MEMORY,
+                       "%s needs %.2f GiB of memory, %.2f GiB are available (%s)", what,
+                       (double)bytes / (1 << 30), (double)available / (1 << 30), source);
+    *out = hr_pages_alloc(bytes);
+    if (*out == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "the system refuses %.2f GiB for %s",
+                       (double)bytes / (1 << 30), what);
+    return HR_OK;
+}
+
+hr_status hr_weights_create(const hr_model *model, const char *what, hr_weights *out,
+                            hr_error *err) {
+    hr_weights weights = {.layers = calloc(model->config.num_hidden_layers, sizeof(hr_layer))};
+    if (weights.layers == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %u layers",
+                       model->config.num_hidden_layers);
+    cursor at = {0};
+    lay_out(&at, model, &weights);
+    weights.arena_bytes = at.used;
+    hr_status status = take_pages(at.used, what, &weights.arena, err);
+    if (status != HR_OK) {
+        free(weights.layers);
+        return status;
+    }
+    at = (cursor){.base = weights.arena};
+    memset(weights.layers, 0, model->config.num_hidden_layers * sizeof(hr_layer));
+    lay_out(&at, model, &weights);
+    *out = weights;
+    return HR_OK;
+}
+
+void hr_weights_destroy(hr_weights *weights) {
+    hr_pages_free(weights->arena, weights->arena_bytes);
+    free(weights->layers);
+    *weights = (hr_weights){0};
+}
+
+void hr_weights_exchange(hr_model *model, hr_weights *weights) {
+    hr_weights live = {.layers = model->layers,
+                       .embed = model->embed,
+                       .final_norm = model->final_norm,
+                       .head = model->head,
+                       .arena = model->arena,
+                       .arena_bytes = model->arena_bytes};
+    model->layers = weights->layers;
+    model->embed = weights->embed;
+    model->final_norm = weights->final_norm;
+    model->head = weights->head;
+    model->arena = weights->arena;
+    model->arena_bytes = weights->arena_bytes;
+    *weights = live;
+}
+
+static hr_status make_tables(hr_model *model, hr_error *err) {
+    cursor at = {0};
+    lay_out_tables(&at, model);
+    model->tables_bytes = at.used;
+    HR_TRY(take_pages(at.used, "the model's position tables", &model->tables, err));
+    at = (cursor){.base = model->tables};
+    lay_out_tables(&at, model);
+    return HR_OK;
+}
+
 hr_status hr_layout_build(hr_model *model, hr_error *err) {
     const hr_hf_config *c = &model->config;
     HR_TRY(check_sizes(c, err));
@@ -197,89 +265,15 @@ hr_status hr_layout_build(hr_model *model, hr_error *err) {
     model->attention_scale = (float)(1 / sqrt((double)c->head_dim));
     model->info.kv_page_bytes = (uint64_t)c->num_hidden_layers * c->num_key_value_heads *
                                 hr_kv_slot_bytes(model->info.compute, c->head_dim);
-    model->layers = calloc(c->num_hidden_layers, sizeof *model->layers);
-    if (model->layers == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %u layers", c->num_hidden_layers);
 
-    cursor at = {0};
-    lay_out(&at, model);
-    const char *source;
-    uint64_t available = hr_machine_memory_available(&source);
-    if (at.used > available)
-        return hr_fail(err, HR_ERR_NO_MEMORY,
-                       "the model needs %.2f GiB of memory, %.2f GiB are available (%s)",
-                       (double)at.used / (1 << 30), (double)available / (1 << 30), source);
-    model->arena_bytes = at.used;
-    model->arena = hr_pages_alloc(at.used);
-    if (model->arena == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "the system refuses %.2f GiB for the model",
-                       (double)at.used / (1 << 30));
-    at = (cursor){.base = model->arena};
-    lay_out(&at, model);
-    return name_modules(model, err);
-}
-
-typedef struct place_list {
-    hr_place *items;
-    size_t n;
-} place_list;
-
-static hr_place *add_place(place_list *list, const hr_module_name *module, const char *suffix,
-                           hr_place_kind kind, uint32_t n, uint32_t k, void *to) {
-    hr_place *place = &list->items[list->n++];
-    *place = (hr_place){.kind = kind, .n = n, .k = k, .to = to};
-    snprintf(place->name, sizeof place->name, "%s%s", module->path, suffix);
-    return place;
-}
-
-static void add_linear_places(place_list *list, const hr_model *model, const hr_linear *linear) {
-    for (uint32_t part = 0; part < linear->n_parts; part++) {
-        const hr_module_name *module = &model->module_names[linear->module + part];
-        size_t first = (size_t)linear->part_panel[part] * HR_PANEL;
-        char *w = linear->w + hr_packed_bytes(model->info.compute, first, linear->k);
-        add_place(list, module, ".weight", HR_PLACE_PACKED, linear->part_outputs[part], linear->k,
-                  w);
-        hr_module_kind kind = (linear->module + part) % HR_LAYER_MODULES;
-        if (linear->bias != NULL && model->architecture->has_bias(&model->config, kind))
-            add_place(list, module, ".bias", HR_PLACE_VECTOR, linear->part_outputs[part], 0,
-                      linear->bias + first);
-    }
-}
-
-hr_status hr_layout_places(const hr_model *model, hr_place **out, size_t *n_out, hr_error *err) {
-    const hr_hf_config *c = &model->config;
-    size_t most = 2 * model->n_module_names;
-    place_list list = {calloc(most, sizeof(hr_place)), 0};
-    if (list.items == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", most);
-
-    const hr_module_name *embed = &model->module_names[model->embed_module];
-    if (model->embed != NULL) {
-        add_place(&list, embed, ".weight", HR_PLACE_DENSE, c->vocab_size, c->hidden_size,
-                  model->embed);
-        add_linear_places(&list, model, &model->head);
-    } else {
-        add_place(&list, embed, ".weight", HR_PLACE_PACKED, c->vocab_size, c->hidden_size,
-                  model->head.w);
-    }
-    const hr_module_name *norm = &model->module_names[model->n_modules];
-    for (uint32_t i = 0; i < c->num_hidden_layers; i++) {
-        const hr_layer *layer = &model->layers[i];
-        add_linear_places(&list, model, &layer->qkv);
-        add_linear_places(&list, model, &layer->o);
-        add_linear_places(&list, model, &layer->gate_up);
-        add_linear_places(&list, model, &layer->down);
-        add_place(&list, norm++, ".weight", HR_PLACE_VECTOR, c->hidden_size, 0,
-                  layer->attention_norm);
-        add_place(&list, norm++, ".weight", HR_PLACE_VECTOR, c->hidden_size, 0, layer->mlp_norm);
-        if (layer->q_norm != NULL) {
-            add_place(&list, norm++, ".weight", HR_PLACE_VECTOR, c->head_dim, 0, layer->q_norm);
-            add_place(&list, norm++, ".weight", HR_PLACE_VECTOR, c->head_dim, 0, layer->k_norm);
-        }
-    }
-    add_place(&list, norm++, ".weight", HR_PLACE_VECTOR, c->hidden_size, 0, model->final_norm);
-    HR_ASSERT(list.n <= most && (size_t)(norm - model->module_names) == model->n_module_names);
-    *out = list.items;
-    *n_out = list.n;
-    return HR_OK;
+    hr_weights live;
+    HR_TRY(hr_weights_create(model, "the model", &live, err));
+    hr_weights_exchange(model, &live);
+    model->info.weight_bytes = model->arena_bytes;
+    HR_TRY(make_tables(model, err));
+    HR_TRY(name_modules(model, err));
+    HR_TRY(hr_places_build(model, &model->places, err));
+    model->shadow_fresh = calloc(model->places.n, sizeof *model->shadow_fresh);
+    return model->shadow_fresh != NULL ? HR_OK
+                                       : hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a model");
 }

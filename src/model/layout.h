@@ -1,5 +1,5 @@
-/* How a model lies in memory: one arena that holds every packed matrix, vector and table, and the
- * structs that point into it.
+/* How a model lies in memory: one arena that holds every packed matrix and vector, and the structs
+ * that point into it. A second set of both can be made and exchanged with the live one.
  *
  * A linear is one packed matrix of one or more modules that read the same input (q, k, v; gate,
  * up). Each module is a part that starts on a panel border, so a part is a range of panels and of
@@ -10,9 +10,11 @@
 
 #include "format/peft.h"
 #include "model/architecture.h"
+#include "model/guard.h"
 #include "model/model.h"
+#include "model/places.h"
 
-enum { HR_MAX_PARTS = 3 };
+#include <stdatomic.h>
 
 typedef struct hr_linear {
     char *w;              /* packed [16 * n_panels][k] */
@@ -36,6 +38,16 @@ static inline uint32_t hr_module_id(uint32_t layer, hr_module_kind kind) {
     return layer * HR_LAYER_MODULES + kind;
 }
 
+/* Weights that are not live: what hr_model holds of live ones, at other addresses. */
+typedef struct hr_weights {
+    hr_layer *layers;
+    char *embed;
+    float *final_norm;
+    hr_linear head;
+    char *arena;
+    size_t arena_bytes;
+} hr_weights;
+
 struct hr_model {
     hr_model_info info;
     hr_hf_config config;
@@ -49,8 +61,20 @@ struct hr_model {
     float *rope_cos, *rope_sin; /* [context_length][head_dim / 2] */
     float attention_scale;
 
-    char *arena;
+    char *arena; /* the weights */
     size_t arena_bytes;
+    char *tables; /* those of RoPE, which no update touches */
+    size_t tables_bytes;
+
+    hr_places places;
+    hr_guard *guard; /* between readers and writers of weights outside steps */
+
+    /* Of base_update.c. */
+    atomic_bool updating;
+    hr_weights shadow;  /* zero until one was wanted */
+    bool *shadow_fresh; /* by place: the shadow holds what is live */
+
+    char *snapshot; /* of weight_values.c: a copy of arena, or NULL */
 
     /* What format/peft.h is told about the model: first the modules by id, then the norms. */
     hr_module_name *module_names;
@@ -58,21 +82,16 @@ struct hr_model {
     char *name_text; /* the strings of module_names */
 };
 
-/* Fills everything of the model but the arena's contents: needs config, architecture, info.compute
- * and info.context_length. ERR_MODEL for sizes that cannot be addressed, ERR_NO_MEMORY. On failure
- * hr_model_destroy frees what was made. */
+/* Fills everything of the model but the contents of arena and tables: needs config, architecture,
+ * info.compute and info.context_length. ERR_MODEL for sizes that cannot be addressed,
+ * ERR_NO_MEMORY. On failure hr_model_destroy frees what was made. */
 hr_status hr_layout_build(hr_model *model, hr_error *err);
 
-/* Where one tensor of the checkpoint goes. */
-typedef enum hr_place_kind { HR_PLACE_PACKED, HR_PLACE_DENSE, HR_PLACE_VECTOR } hr_place_kind;
-typedef struct hr_place {
-    char name[160];
-    hr_place_kind kind;
-    uint32_t n, k; /* shape [n, k]; a vector: [n] */
-    char *to;
-} hr_place;
-
-/* The tensors that the checkpoint must hold, each once; the caller frees *out. */
-hr_status hr_layout_places(const hr_model *model, hr_place **out, size_t *n_out, hr_error *err);
+/* A set of weights, zeroed; hr_weights_destroy frees it. what: for the message. ERR_NO_MEMORY. */
+hr_status hr_weights_create(const hr_model *model, const char *what, hr_weights *out,
+                            hr_error *err);
+void hr_weights_destroy(hr_weights *weights); /* back to zero, which is allowed */
+/* Makes *weights the live ones and hands out those that were; no step may run. */
+void hr_weights_exchange(hr_model *model, hr_weights *weights);
 
 #endif

@@ -20,48 +20,23 @@ enum { SLICE_BYTES = 16 << 20 };
 typedef struct slice {
     const hr_place *place;
     const hr_tensor *tensor;
-    hr_compute compute;
+    const hr_model *model;
     size_t row_begin, row_end; /* row_begin: a multiple of HR_PANEL */
-    char *panel_rows;          /* per worker: HR_PANEL rows of compute elements */
-    size_t panel_rows_bytes;
+    char *scratch;             /* scratch_bytes per worker */
+    size_t scratch_bytes;
 } slice;
-
-static hr_dtype dtype_of(hr_compute compute) {
-    return compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
-}
-
-static void convert(void *to, hr_dtype to_dtype, const hr_tensor *tensor, size_t first, size_t n) {
-    const char *from = (const char *)tensor->data + first * hr_dtype_size(tensor->dtype);
-    hr_status status = hr_convert(to, to_dtype, from, tensor->dtype, n, NULL);
-    HR_ASSERT(status == HR_OK); /* dtypes were checked */
-}
 
 static void pack_slice(void *arg, unsigned worker, unsigned n_workers) {
     const slice *s = arg;
-    size_t k = s->place->k, element = hr_compute_bytes(s->compute);
     size_t begin, end;
     hr_split((s->row_end - s->row_begin + HR_PANEL - 1) / HR_PANEL, worker, n_workers, &begin,
              &end);
-    if (s->place->kind == HR_PLACE_DENSE) {
-        begin = s->row_begin + begin * HR_PANEL;
-        end = s->row_begin + end * HR_PANEL;
-        end = end < s->row_end ? end : s->row_end;
-        if (begin < end)
-            convert(s->place->to + begin * k * element, dtype_of(s->compute), s->tensor, begin * k,
-                    (end - begin) * k);
-        return;
-    }
-    char *rows = s->panel_rows + worker * s->panel_rows_bytes;
-    for (size_t panel = begin; panel < end; panel++) {
-        size_t row = s->row_begin + panel * HR_PANEL;
-        size_t n = s->row_end - row < HR_PANEL ? s->row_end - row : HR_PANEL;
-        char *to = s->place->to + hr_packed_bytes(s->compute, row, k);
-        convert(rows, dtype_of(s->compute), s->tensor, row * k, n * k);
-        if (s->compute == HR_COMPUTE_BF16)
-            hr_pack_weight_bf16((const uint16_t *)(const void *)rows, n, k, 0, n, to);
-        else
-            hr_pack_weight_f32((const float *)(const void *)rows, n, k, 0, n, to);
-    }
+    begin = s->row_begin + begin * HR_PANEL;
+    end = s->row_begin + end * HR_PANEL;
+    end = end < s->row_end ? end : s->row_end;
+    if (begin < end)
+        hr_place_pack(s->place, s->model->info.compute, s->tensor, 0, begin, end,
+                      s->scratch + worker * s->scratch_bytes, s->model->arena + s->place->at);
 }
 
 /* The rows [begin, end) of a tensor as a tensor of their own, for dropping their pages. */
@@ -78,11 +53,11 @@ typedef struct loading {
     const hr_model_options *options;
     hr_model *model;
     hr_checkpoint *checkpoint;
-    hr_place *places;
+    const hr_place *places;
     const hr_tensor **tensors; /* of each place */
     size_t n_places;
-    char *panel_rows;
-    size_t panel_rows_bytes;
+    char *scratch;
+    size_t scratch_bytes;
     uint64_t done;
 } loading;
 
@@ -99,11 +74,11 @@ static void load_matrix(loading *l, const hr_place *place, const hr_tensor *tens
         size_t end = place->n - begin < rows ? place->n : begin + rows;
         slice s = {.place = place,
                    .tensor = tensor,
-                   .compute = l->model->info.compute,
+                   .model = l->model,
                    .row_begin = begin,
                    .row_end = end,
-                   .panel_rows = l->panel_rows,
-                   .panel_rows_bytes = l->panel_rows_bytes};
+                   .scratch = l->scratch,
+                   .scratch_bytes = l->scratch_bytes};
         hr_pool_run(l->options->pool, pack_slice, &s);
         hr_tensor done = rows_of(tensor, begin, end, place->k);
         hr_checkpoint_drop(l->checkpoint, &done);
@@ -114,7 +89,9 @@ static void load_matrix(loading *l, const hr_place *place, const hr_tensor *tens
 static void load_places(loading *l) {
     for (size_t i = 0; i < l->n_places; i++) {
         if (l->places[i].kind == HR_PLACE_VECTOR) {
-            convert(l->places[i].to, HR_DTYPE_F32, l->tensors[i], 0, l->places[i].n);
+            const hr_place *place = &l->places[i];
+            hr_place_pack(place, l->model->info.compute, l->tensors[i], 0, 0, place->n, l->scratch,
+                          l->model->arena + place->at);
             hr_checkpoint_drop(l->checkpoint, l->tensors[i]);
             advance(l, l->tensors[i]->bytes);
         } else {
@@ -145,11 +122,6 @@ static hr_status check_tensor(const hr_place *place, const hr_tensor *tensor, co
     return HR_OK;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 static bool is_place(const loading *l, const hr_tensor *tensor) {
     for (size_t i = 0; i < l->n_places; i++)
         if (l->tensors[i] == tensor)
@@ -177,14 +149,11 @@ static hr_status check_tied_head(const loading *l, const hr_tensor *head, hr_err
 /* Every tensor of the files must be used or known to hold nothing. */
 static hr_status check_left_over(const loading *l, hr_error *err) {
     const hr_model *model = l->model;
-    char tied_head[160];
-    snprintf(tied_head, sizeof tied_head, "%s.weight",
-             model->module_names[model->head_module].path);
     for (size_t i = 0; i < hr_checkpoint_count(l->checkpoint); i++) {
         const hr_tensor *tensor = hr_checkpoint_at(l->checkpoint, i);
-        if (is_place(l, tensor) || ends_with(tensor->name, ".rotary_emb.inv_freq"))
+        if (is_place(l, tensor) || hr_places_ignored(tensor->name))
             continue;
-        if (model->embed != NULL || strcmp(tensor->name, tied_head) != 0)
+        if (strcmp(tensor->name, model->places.tied_head) != 0)
             return hr_fail(err, HR_ERR_MODEL,
                            "%s: tensor %s belongs to no module of %s as config.json describes it",
                            l->options->dir, tensor->name, model->architecture->name);
@@ -194,21 +163,21 @@ static hr_status check_left_over(const loading *l, hr_error *err) {
 }
 
 static hr_status find_tensors(loading *l, hr_error *err) {
-    size_t longest = 0;
-    HR_TRY(hr_layout_places(l->model, &l->places, &l->n_places, err));
+    l->places = l->model->places.items;
+    l->n_places = l->model->places.n;
     l->tensors = calloc(l->n_places, sizeof *l->tensors);
     if (l->tensors == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", l->n_places);
     for (size_t i = 0; i < l->n_places; i++) {
         l->tensors[i] = hr_checkpoint_find(l->checkpoint, l->places[i].name);
         HR_TRY(check_tensor(&l->places[i], l->tensors[i], l->options->dir, err));
-        longest = l->places[i].k > longest ? l->places[i].k : longest;
     }
     HR_TRY(check_left_over(l, err));
-    l->panel_rows_bytes = hr_round_up(HR_PANEL * longest * sizeof(float), 64);
-    l->panel_rows = aligned_alloc(64, l->panel_rows_bytes * hr_pool_workers(l->options->pool));
-    if (l->panel_rows == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack rows of %zu values", longest);
+    l->scratch_bytes = hr_place_scratch_bytes(&l->model->places);
+    l->scratch = aligned_alloc(64, l->scratch_bytes * hr_pool_workers(l->options->pool));
+    if (l->scratch == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack rows of %zu bytes",
+                       l->scratch_bytes / HR_PANEL);
     return HR_OK;
 }
 
@@ -273,14 +242,15 @@ static hr_status load_into(hr_model *model, const hr_model_options *options, hr_
         return status;
     status = hr_layout_build(model, err);
     if (status == HR_OK)
+        status = hr_guard_create(&model->guard, err);
+    if (status == HR_OK)
         status = find_tensors(&l, err);
     if (status == HR_OK) {
         load_places(&l);
         make_rope(model, options->pool);
     }
-    free(l.panel_rows);
+    free(l.scratch);
     free(l.tensors);
-    free(l.places);
     hr_checkpoint_close(l.checkpoint);
     return status;
 }
@@ -301,9 +271,15 @@ hr_status hr_model_load(const hr_model_options *options, hr_model **out, hr_erro
 void hr_model_destroy(hr_model *model) {
     if (model == NULL)
         return;
-    if (model->arena != NULL)
-        hr_pages_free(model->arena, model->arena_bytes);
-    free(model->layers);
+    hr_pages_free(model->snapshot, model->arena_bytes);
+    hr_weights live = {0};
+    hr_weights_exchange(model, &live);
+    hr_weights_destroy(&live);
+    hr_weights_destroy(&model->shadow);
+    free(model->shadow_fresh);
+    hr_pages_free(model->tables, model->tables_bytes);
+    hr_places_free(&model->places);
+    hr_guard_destroy(model->guard);
     free(model->module_names);
     free(model->name_text);
     free(model);

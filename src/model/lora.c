@@ -27,7 +27,7 @@ static size_t b_bytes(const hr_model *model, const hr_peft_module *pair) {
 
 /* The tensor in compute elements, dense; the caller frees it. NULL when memory is short. */
 static void *compute_elements(const hr_model *model, const hr_tensor *tensor) {
-    hr_dtype to = model->info.compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
+    hr_dtype to = hr_compute_dtype(model->info.compute);
     size_t n = hr_tensor_elements(tensor);
     void *elements = malloc(n * hr_dtype_size(to) + 1);
     if (elements != NULL) {
@@ -70,7 +70,11 @@ static hr_status pack_pair(const hr_model *model, const hr_peft_module *pair, ch
     void *dense_a = compute_elements(model, &pair->a), *dense_b = compute_elements(model, &pair->b);
     bool enough = dense_a != NULL && dense_b != NULL;
     if (enough) {
-        *module = (hr_lora_module){*a, *b, leaves_of(pair->rank), pair->scale};
+        *module = (hr_lora_module){.a = *a,
+                                   .b = *b,
+                                   .rank = pair->rank,
+                                   .n_leaves = leaves_of(pair->rank),
+                                   .scale = pair->scale};
         *a += a_bytes(model, pair);
         *b += b_bytes(model, pair);
         pack_a(model, pair, dense_a, module->a);
@@ -109,8 +113,7 @@ static void base_row(const hr_model *model, const hr_linear *linear, uint32_t pa
     if (linear == NULL) {
         size_t hidden = model->config.hidden_size;
         const char *from = model->embed + row * hidden * hr_compute_bytes(compute);
-        hr_dtype dtype = compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
-        hr_convert(out, HR_DTYPE_F32, from, dtype, hidden, NULL);
+        hr_convert(out, HR_DTYPE_F32, from, hr_compute_dtype(compute), hidden, NULL);
         return;
     }
     uint32_t packed_row = linear->part_panel[part] * HR_PANEL + (uint32_t)row;
@@ -133,6 +136,23 @@ static const hr_linear *linear_of_module(const hr_model *model, size_t module, u
     return linears[i];
 }
 
+static bool rows_equal(const hr_model *model, size_t module, const hr_tensor *weight, uint64_t rows,
+                       uint64_t k, float *rows_of_k) {
+    uint32_t part;
+    const hr_linear *linear = linear_of_module(model, module, &part);
+    hr_dtype dtype = hr_compute_dtype(model->info.compute);
+    float *base = rows_of_k, *theirs = base + k, *rounded = theirs + k;
+    for (uint64_t row = 0; row < rows; row++) {
+        const char *from = (const char *)weight->data + row * k * hr_dtype_size(weight->dtype);
+        base_row(model, linear, part, row, base);
+        hr_convert(rounded, dtype, from, weight->dtype, k, NULL);
+        hr_convert(theirs, HR_DTYPE_F32, rounded, dtype, k, NULL);
+        if (memcmp(base, theirs, k * sizeof(float)) != 0)
+            return false;
+    }
+    return true;
+}
+
 /* hr_peft_base.equals: compares in the compute dtype, which is what the base is held in. */
 static bool equals_base(void *ctx, size_t module, const hr_tensor *weight) {
     const hr_model *model = ctx;
@@ -143,43 +163,60 @@ static bool equals_base(void *ctx, size_t module, const hr_tensor *weight) {
     uint64_t k = name->is_embedding ? name->out : name->in;
     if (weight->shape[0] != rows || weight->shape[1] != k)
         return false;
-    uint32_t part;
-    const hr_linear *linear = linear_of_module(model, module, &part);
-    hr_dtype dtype = model->info.compute == HR_COMPUTE_BF16 ? HR_DTYPE_BF16 : HR_DTYPE_F32;
-    float *base = malloc(3 * k * sizeof(float));
-    if (base == NULL)
+    unsigned side;
+    float *rows_of_k = malloc(3 * k * sizeof(float));
+    if (rows_of_k == NULL || hr_guard_enter(model->guard, &side, NULL) != HR_OK) {
+        free(rows_of_k);
         return false;
-    float *theirs = base + k, *rounded = theirs + k;
-    bool equal = true;
-    for (uint64_t row = 0; row < rows && equal; row++) {
-        const char *from = (const char *)weight->data + row * k * hr_dtype_size(weight->dtype);
-        base_row(model, linear, part, row, base);
-        hr_convert(rounded, dtype, from, weight->dtype, k, NULL);
-        hr_convert(theirs, HR_DTYPE_F32, rounded, dtype, k, NULL);
-        equal = memcmp(base, theirs, k * sizeof(float)) == 0;
     }
-    free(base);
+    bool equal = rows_equal(model, module, weight, rows, k, rows_of_k);
+    hr_guard_leave(model->guard, side);
+    free(rows_of_k);
     return equal;
 }
 
-hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err) {
-    union {
-        const hr_model *model;
-        void *ctx;
-    } holder = {model}; /* equals_base only reads */
-    hr_peft_base base = {equals_base, holder.ctx};
-    hr_peft peft = {0};
-    HR_TRY(hr_peft_open(dir, model->module_names, model->n_module_names, &base, &peft, err));
+/* Packs what was resolved, and closes it. */
+static hr_status pack_resolved(const hr_model *model, hr_peft *peft, hr_lora **out, hr_error *err) {
     hr_lora *lora = calloc(1, sizeof *lora);
     hr_status status = lora == NULL ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter")
-                                    : pack(model, &peft, lora, err);
-    hr_peft_close(&peft);
+                                    : pack(model, peft, lora, err);
+    hr_peft_close(peft);
     if (status != HR_OK) {
         hr_lora_destroy(lora);
         return status;
     }
     *out = lora;
     return HR_OK;
+}
+
+static hr_peft_base base_of(const hr_model *model) {
+    union {
+        const hr_model *model;
+        void *ctx;
+    } holder = {model}; /* equals_base only reads */
+    return (hr_peft_base){equals_base, holder.ctx};
+}
+
+hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err) {
+    hr_peft_base base = base_of(model);
+    hr_peft peft = {0};
+    HR_TRY(hr_peft_open(dir, model->module_names, model->n_module_names, &base, &peft, err));
+    return pack_resolved(model, &peft, out, err);
+}
+
+hr_status hr_lora_create(const hr_model *model, const char *config, size_t config_len,
+                         const hr_tensor *tensors, size_t n_tensors, hr_lora **out, hr_error *err) {
+    hr_peft_base base = base_of(model);
+    hr_peft peft = {0};
+    HR_TRY(hr_peft_resolve(config, config_len, tensors, n_tensors, model->module_names,
+                           model->n_module_names, &base, &peft, err));
+    return pack_resolved(model, &peft, out, err);
+}
+
+hr_status hr_lora_check_config(const hr_model *model, const char *config, size_t config_len,
+                               uint32_t *max_rank, hr_error *err) {
+    return hr_peft_check_config(config, config_len, model->module_names, model->n_module_names,
+                                max_rank, err);
 }
 
 void hr_lora_destroy(hr_lora *lora) {

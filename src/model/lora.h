@@ -18,12 +18,11 @@ typedef struct hr_model hr_model; /* model/model.h */
  * touch running steps. */
 hr_status hr_lora_load(const hr_model *model, const char *dir, hr_lora **out, hr_error *err);
 /* The same from a config and tensors in memory (names as PEFT saves them), which are read only
- * here.
- */
+ * here. Thread-safe. */
 hr_status hr_lora_create(const hr_model *model, const char *config, size_t config_len,
                          const hr_tensor *tensors, size_t n_tensors, hr_lora **out, hr_error *err);
 /* Checks a config alone: the largest rank it gives to a module of this model. ERR_ADAPTER_CONFIG,
- * ERR_ADAPTER_INCOMPATIBLE (no module hit). */
+ * also when it names no module of the model. Thread-safe. */
 hr_status hr_lora_check_config(const hr_model *model, const char *config, size_t config_len,
                                uint32_t *max_rank, hr_error *err);
 void hr_lora_destroy(hr_lora *lora);
