@@ -157,6 +157,32 @@ void HR_TIER(lora_split_f32)(const float *h, size_t ldh, uint32_t m, uint32_t n_
                     v_mul(v_set(scale), v_load(h + row * ldh + leaf * HR_LORA_LEAF)));
 }
 
+/* Some leaves of all panels for some rows. B is read once from memory: all rows meet a pair of
+ * panels before the next, and the first tile of rows fetches ahead of the stream. A bf16 leaf meets
+ * its weights twice, and compilers keep them in registers in between, which leaves room for the
+ * chains of fewer rows. */
+HR_INLINE void expand_block(hr_compute c, leaf_shape shape, size_t rows, size_t n_panels,
+                            const float *h, size_t ldh, const char *b, size_t panel_bytes,
+                            size_t leaves, float *y, size_t ldy) {
+    const size_t tile = dots(c) ? HR_TILE_ROWS / 2 : HR_TILE_ROWS;
+    const size_t tiles = (rows + tile - 1) / tile, leaf = (size_t)shape.pairs * pair_bytes(c);
+    const size_t distance = hr_round_up(STREAM_AHEAD, HR_TILE_PANELS * panel_bytes);
+    for (size_t panel = 0; panel < n_panels; panel += HR_TILE_PANELS) {
+        const char *w = b + panel * panel_bytes;
+        for (size_t t = 0; t < tiles; t++) {
+            size_t first = rows * t / tiles, n = rows * (t + 1) / tiles - first;
+            const float *ht = h + first * ldh;
+            float *yt = y + first * ldy + panel * HR_PANEL;
+            prefetch ahead = {t == 0 ? w + distance : NULL, 0, leaf};
+            if (panel + HR_TILE_PANELS <= n_panels)
+                tile_rows(c, shape, n, HR_TILE_PANELS, ht, ldh, w, panel_bytes, leaves, yt, ldy,
+                          false, ahead);
+            else
+                tile_rows(c, shape, n, 1, ht, ldh, w, panel_bytes, leaves, yt, ldy, false, ahead);
+        }
+    }
+}
+
 HR_INLINE void lora_expand(hr_compute c, const hr_lora_expand_args *a) {
     const leaf_shape shape = {HR_LORA_LEAF / 2, c == HR_COMPUTE_BF16 ? 2 : 1};
     const size_t inputs = (size_t)(2 * shape.pairs * shape.passes), element = hr_compute_bytes(c);
@@ -172,11 +198,8 @@ HR_INLINE void lora_expand(hr_compute c, const hr_lora_expand_args *a) {
                                        leaf * inputs, leaves * inputs, a->scratch, &h);
             const char *b = (const char *)a->b + a->panel_begin * panel_bytes +
                             leaf * HR_LORA_LEAF * HR_PANEL * element;
-            for (size_t r = 0; r < rows; r += HR_TILE_ROWS)
-                tile_panels(c, shape, rows - r < HR_TILE_ROWS ? rows - r : HR_TILE_ROWS,
-                            a->panel_end - a->panel_begin, h + r * ldh, ldh, b, panel_bytes, leaves,
-                            a->y + (row + r) * a->ldy + (size_t)a->panel_begin * HR_PANEL, a->ldy,
-                            false);
+            expand_block(c, shape, rows, a->panel_end - a->panel_begin, h, ldh, b, panel_bytes,
+                         leaves, a->y + row * a->ldy + (size_t)a->panel_begin * HR_PANEL, a->ldy);
         }
 }
 
