@@ -71,7 +71,8 @@ typedef struct hr_receiver_sink {
      * new name until it is published or forgotten. Called again for a name that is registered or
      * published: the new config is checked, nothing else changes. */
     hr_status (*register_adapter)(void *self, const hr_registration *registration, hr_error *err);
-    /* Gives the room of a name that was registered and never published back. */
+    /* Gives the room of a name that no session has published back. Harmless for a name that was
+     * published otherwise. */
     void (*forget_adapter)(void *self, const char *name);
 
     /* Builds what kernels read from the whole adapter, aside from everything live. tensors have
@@ -82,9 +83,9 @@ typedef struct hr_receiver_sink {
 
     /* A base update: begin, any number of writes (each tensor once), seal when all are in, then
      * publish or abandon. begin may wait for running requests where it must write in place. write
-     * refuses unknown names, shapes and dtypes before it touches anything for that tensor.
-     * complete: every base weight must have been written. abandon is allowed in every state after
-     * begin. */
+     * refuses unknown names, shapes and dtypes before it touches anything: when it fails nothing of
+     * that call was written. base_begin comes with the session's first base tensor. complete: every
+     * base weight must have been written. abandon is allowed in every state after begin. */
     hr_status (*base_begin)(void *self, uint64_t timeout_ms, hr_error *err);
     hr_status (*base_write)(void *self, const hr_tensor *tensors, size_t n, hr_error *err);
     hr_status (*base_seal)(void *self, bool complete, hr_error *err);
@@ -100,7 +101,9 @@ typedef struct hr_receiver_options {
     const char *base_mode;    /* how base updates are applied, for receipts: "shadow", "in_place" */
     uint64_t lease_ms;        /* a session without a call for so long is rolled back; 0 = 300,000 */
     uint64_t max_stash_bytes; /* adapter bytes held by a session; 0 = 64 GiB */
-    /* For tests; NULL functions: the monotonic clock, and malloc. */
+    uint32_t ranks;           /* of this engine, for receipts; 0 = 1 */
+    /* For tests; NULL functions: the monotonic clock, and malloc. Receipts outlive the receiver, so
+       alloc and free must too. */
     uint64_t (*now_ns)(void *clock_self);
     void *clock_self;
     void *(*alloc)(void *alloc_self, size_t bytes);
@@ -147,6 +150,8 @@ typedef struct hr_session_options {
     size_t n_adapters;
     uint64_t lease_ms;   /* 0: the receiver's */
     uint64_t timeout_ms; /* for a sink that must stop requests first; 0 = 60,000 */
+    bool audit; /* also SHA-256 of base tensors as they come, whose bytes are gone at the end:
+                   needed for an audit of base tensors, or a manifest with their SHA-256 */
 } hr_session_options;
 
 /* Opens a session; *session_id gets its id. The same id again while it is open and empty is the
@@ -188,7 +193,7 @@ typedef struct hr_manifest {
     const hr_manifest_entry *entries;
     size_t n;
     bool
-        covers_base; /* the base tensors listed are all there may be; false: base is not compared */
+        covers_base; /* the base tensors listed are all there may be; false: others may have come */
 } hr_manifest;
 
 typedef struct hr_end_options {
@@ -198,7 +203,8 @@ typedef struct hr_end_options {
     const char *weight_version;  /* NULL: that of the buckets, if any */
     bool complete_base;          /* every base weight must have come */
     bool flush_cache, abort_all_requests;
-    bool audit;          /* SHA-256 of every tensor in the receipt */
+    bool audit; /* SHA-256 of every tensor in the receipt; with base tensors the session must
+                   have begun with audit */
     uint64_t timeout_ms; /* for running requests, where a base update waits for them; 0 = 60,000 */
 } hr_end_options;
 
@@ -225,6 +231,8 @@ typedef struct hr_receipt_adapter {
     uint64_t id; /* 0 before it is published */
     uint64_t tensors, bytes;
     uint8_t xxh3[16]; /* over the sorted (name, NUL, digest) of its tensors, names without prefix */
+    bool unchanged;   /* the same digest as its version before: nothing was learned, or nothing was
+                         exported */
 } hr_receipt_adapter;
 
 /* What one engine says about one session. */
@@ -251,7 +259,8 @@ void hr_receipt_free(hr_receipt *receipt); /* NULL is allowed */
 
 /* Checks and builds everything of the session; nothing live has changed afterwards. A failure rolls
  * the session back, whatever it was ("[LORA-CHECK]" begins what a manifest finds). The same call on
- * a prepared session says the same again. */
+ * a prepared or published session says the same again; with other options it is HR_ERR_SESSION.
+ * receipt may be NULL here and below. */
 hr_status hr_receiver_prepare(hr_receiver *receiver, const hr_end_options *options,
                               hr_receipt **receipt, hr_error *err);
 
@@ -262,7 +271,9 @@ hr_status hr_receiver_commit(hr_receiver *receiver, const char *session_id, hr_r
                              hr_error *err);
 
 /* Rolls back; NULL: whichever session is open. Fine when it is rolled back already; HR_ERR_SESSION
- * when it is published or unknown. Names registered with defer_publish are forgotten with it. */
+ * when it is published or unknown. Names registered with defer_publish are forgotten with it (those
+ * it declared, or all). Such names are also forgotten by NULL when no session is open, and when
+ * none opens before their lease has run out. */
 hr_status hr_receiver_abort(hr_receiver *receiver, const char *session_id, hr_error *err);
 
 /* prepare and commit in one; a failure of either rolls the session back. */
