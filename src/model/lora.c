@@ -25,64 +25,77 @@ static size_t b_bytes(const hr_model *model, const hr_peft_module *pair) {
                                 pair->rank);
 }
 
-/* The tensor in compute elements, dense; the caller frees it. NULL when memory is short. */
-static void *compute_elements(const hr_model *model, const hr_tensor *tensor) {
-    hr_dtype to = hr_compute_dtype(model->info.compute);
-    size_t n = hr_tensor_elements(tensor);
-    void *elements = malloc(n * hr_dtype_size(to) + 1);
-    if (elements != NULL) {
-        hr_status status = hr_convert(elements, to, tensor->data, tensor->dtype, n, NULL);
-        HR_ASSERT(status == HR_OK); /* peft.h hands out weight dtypes only */
+/* Converted rows on their way: a panel of A or B, or one row of an embedding's A. */
+static size_t scratch_bytes(const hr_model *model, const hr_peft *peft) {
+    size_t most = 1;
+    for (size_t i = 0; i < peft->n_modules; i++) {
+        const hr_peft_module *pair = &peft->modules[i];
+        const hr_module_name *module = &model->module_names[pair->module];
+        size_t a = module->is_embedding ? module->in : HR_PANEL * module->in;
+        size_t b = (size_t)HR_PANEL * pair->rank;
+        most = a > most ? a : most;
+        most = b > most ? b : most;
     }
-    return elements;
+    return hr_round_up(most * sizeof(float), 64);
 }
 
-static void transpose_table(const char *from, size_t rank, size_t vocab, size_t rank_padded,
-                            size_t element, char *to) {
-    for (size_t r = 0; r < rank; r++)
+/* Rows [begin, end) in compute elements: where they lie, or converted into scratch. */
+static const void *compute_rows(const hr_model *model, const hr_tensor *tensor, size_t begin,
+                                size_t end, void *scratch) {
+    size_t k = tensor->shape[1];
+    const char *from = (const char *)tensor->data + begin * k * hr_dtype_size(tensor->dtype);
+    hr_dtype dtype = hr_compute_dtype(model->info.compute);
+    if (tensor->dtype == dtype)
+        return from;
+    hr_status status = hr_convert(scratch, dtype, from, tensor->dtype, (end - begin) * k, NULL);
+    HR_ASSERT(status == HR_OK); /* peft.h hands out weight dtypes only */
+    return scratch;
+}
+
+static void pack_table(const hr_model *model, const hr_peft_module *pair, void *scratch, char *to) {
+    size_t element = hr_compute_bytes(model->info.compute), vocab = pair->a.shape[1];
+    size_t padded = (size_t)leaves_of(pair->rank) * HR_LORA_LEAF;
+    for (size_t row = 0; row < pair->rank; row++) {
+        const char *from = compute_rows(model, &pair->a, row, row + 1, scratch);
         for (size_t v = 0; v < vocab; v++)
-            memcpy(to + (v * rank_padded + r) * element, from + (r * vocab + v) * element, element);
+            memcpy(to + (v * padded + row) * element, from + v * element, element);
+    }
 }
 
-static void pack_a(const hr_model *model, const hr_peft_module *pair, const void *from, char *to) {
-    const hr_module_name *module = &model->module_names[pair->module];
-    if (module->is_embedding)
-        transpose_table(from, pair->rank, module->in, leaves_of(pair->rank) * HR_LORA_LEAF,
-                        hr_compute_bytes(model->info.compute), to);
-    else if (model->info.compute == HR_COMPUTE_BF16)
-        hr_pack_weight_bf16(from, pair->rank, module->in, 0, pair->rank, to);
+static void pack_a(const hr_model *model, const hr_peft_module *pair, void *scratch, char *to) {
+    hr_place place = {.kind = HR_PLACE_PACKED, .n = pair->rank, .k = (uint32_t)pair->a.shape[1]};
+    if (model->module_names[pair->module].is_embedding)
+        pack_table(model, pair, scratch, to);
     else
-        hr_pack_weight_f32(from, pair->rank, module->in, 0, pair->rank, to);
+        hr_place_pack(&place, model->info.compute, &pair->a, 0, 0, pair->rank, scratch, to);
 }
 
-static void pack_b(const hr_model *model, const hr_peft_module *pair, const void *from, char *to) {
-    size_t out = model->module_names[pair->module].out;
-    if (model->info.compute == HR_COMPUTE_BF16)
-        hr_pack_lora_b_bf16(from, out, pair->rank, to);
-    else
-        hr_pack_lora_b_f32(from, out, pair->rank, to);
+static void pack_b(const hr_model *model, const hr_peft_module *pair, void *scratch, char *to) {
+    size_t out = pair->b.shape[0];
+    hr_compute compute = model->info.compute;
+    for (size_t row = 0; row < out; row += HR_PANEL) {
+        size_t n = out - row < HR_PANEL ? out - row : HR_PANEL;
+        const void *rows = compute_rows(model, &pair->b, row, row + n, scratch);
+        if (compute == HR_COMPUTE_BF16)
+            hr_pack_lora_b_bf16(rows, n, pair->rank, to);
+        else
+            hr_pack_lora_b_f32(rows, n, pair->rank, to);
+        to += hr_pack_lora_b_bytes(compute, n, pair->rank);
+    }
 }
 
 /* Packs a pair at *a and *b and moves both past it. */
-static hr_status pack_pair(const hr_model *model, const hr_peft_module *pair, char **a, char **b,
-                           hr_lora *lora, hr_error *err) {
-    hr_lora_module *module = &lora->modules[pair->module];
-    void *dense_a = compute_elements(model, &pair->a), *dense_b = compute_elements(model, &pair->b);
-    bool enough = dense_a != NULL && dense_b != NULL;
-    if (enough) {
-        *module = (hr_lora_module){.a = *a,
-                                   .b = *b,
-                                   .rank = pair->rank,
-                                   .n_leaves = leaves_of(pair->rank),
-                                   .scale = pair->scale};
-        *a += a_bytes(model, pair);
-        *b += b_bytes(model, pair);
-        pack_a(model, pair, dense_a, module->a);
-        pack_b(model, pair, dense_b, module->b);
-    }
-    free(dense_a);
-    free(dense_b);
-    return enough ? HR_OK : hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack an adapter");
+static void pack_pair(const hr_model *model, const hr_peft_module *pair, void *scratch, char **a,
+                      char **b, hr_lora *lora) {
+    lora->modules[pair->module] = (hr_lora_module){.a = *a,
+                                                   .b = *b,
+                                                   .rank = pair->rank,
+                                                   .n_leaves = leaves_of(pair->rank),
+                                                   .scale = pair->scale};
+    pack_a(model, pair, scratch, *a);
+    pack_b(model, pair, scratch, *b);
+    *a += a_bytes(model, pair);
+    *b += b_bytes(model, pair);
 }
 
 /* All A's in the order of module ids, then all B's (adapter.h says why). */
@@ -97,12 +110,16 @@ static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora,
     lora->modules = calloc(model->n_modules, sizeof *lora->modules);
     lora->arena_bytes = hr_round_up(all_a, 64) + all_b;
     lora->arena = hr_pages_alloc(lora->arena_bytes); /* zeroed */
-    if (lora->modules == NULL || lora->arena == NULL)
+    void *scratch = aligned_alloc(64, scratch_bytes(model, peft));
+    if (lora->modules == NULL || lora->arena == NULL || scratch == NULL) {
+        free(scratch);
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes",
                        lora->arena_bytes);
+    }
     char *a = lora->arena, *b = lora->arena + hr_round_up(all_a, 64);
     for (size_t i = 0; i < peft->n_modules; i++)
-        HR_TRY(pack_pair(model, &peft->modules[i], &a, &b, lora, err));
+        pack_pair(model, &peft->modules[i], scratch, &a, &b, lora);
+    free(scratch);
     return HR_OK;
 }
 
