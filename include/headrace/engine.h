@@ -230,8 +230,11 @@ hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char
                                  hr_error *err);
 
 /* The name is gone at once for new requests; running ones keep their version to the end; its memory
- * goes with the last lease. Never waits for requests. The path of an evicted adapter is forgotten.
- * HR_ERR_ADAPTER_UNKNOWN: "LoRA with name X does not exist". */
+ * goes with the last lease. Requests that wait for it end: refused when they never ran, aborted
+ * when they were paused by retraction. Never waits for requests. The path of an evicted adapter is
+ * forgotten, and so is a registration that no session has published. HR_ERR_ADAPTER_UNKNOWN: "LoRA
+ * with name X does not exist"; HR_ERR_BUSY: an open session streams it, or its publication is
+ * deferred. */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 /* ---- updates from a trainer ---- */
@@ -255,9 +258,10 @@ hr_status hr_engine_update_from_disk(hr_engine *engine, const hr_disk_update *up
                                      hr_receipt **receipt, hr_error *err);
 
 /* Gives memory back while the engine is idle or paused, and takes it again. Requests wait
- * meanwhile. Weights: their contents are gone; after resume the engine refuses requests
- * (HR_ERR_UNSERVABLE) until a full base update. KV cache: emptied. HR_ERR_BUSY while requests run.
- * Both are idempotent. */
+ * meanwhile. Weights: their contents are gone; after resume new requests are refused
+ * (HR_ERR_UNSERVABLE) until a full base update, and those that wait end so when steps would run, so
+ * not while paused. KV cache: emptied. HR_ERR_BUSY while requests run, frozen ones too. Both are
+ * idempotent. */
 typedef enum hr_memory_kind { HR_MEMORY_WEIGHTS = 1, HR_MEMORY_KV_CACHE = 2 } hr_memory_kind;
 hr_status hr_engine_release_memory(hr_engine *engine, unsigned kinds, hr_error *err);
 hr_status hr_engine_resume_memory(hr_engine *engine, unsigned kinds, hr_error *err);
@@ -297,8 +301,8 @@ hr_status hr_engine_ensure_adapter(hr_engine *engine, const char *name, hr_error
 
 typedef struct hr_adapter_info {
     char name[257];
-    char path[4096];
-    uint64_t id; /* new for every load */
+    char path[4096]; /* "__stream__": the weights came over the wire alone */
+    uint64_t id;     /* new for every load */
     bool pinned;
     uint32_t rank; /* largest over its modules */
     uint64_t bytes;

@@ -1,14 +1,21 @@
-/* The engine: a model, an adapter store and the scheduler's loop put together behind
- * headrace/engine.h. */
+/* The engine: a model, an adapter store, the scheduler's loop and a receiver of weights put
+ * together behind headrace/engine.h. */
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/pool.h"
+#include "engine/disk_update.h"
+#include "engine/keeper.h"
 #include "engine/loop.h"
-#include "model/lora.h"
-#include "model/model.h"
+#include "engine/occupation.h"
+#include "engine/update.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
+
+/* What a bucket in flight takes at most, beside a second set of base weights; no more than the set.
+ */
+enum { BUCKET_BYTES = 512 << 20 };
 
 struct hr_engine {
     hr_alloc alloc;
@@ -19,7 +26,12 @@ struct hr_engine {
     uint64_t kv_bytes;
     hr_adapter_store *store;
     hr_loop *loop;
-    char *model_path, *weight_version;
+    hr_update *update;
+    hr_receiver *receiver;
+    hr_keeper *keeper;
+    hr_occupation *occupation;
+    bool shadow; /* memory allows a second set of base weights */
+    char *model_path;
     uint32_t eos_ids[HR_HF_MAX_EOS];
     hr_engine_info info;
 };
@@ -49,6 +61,9 @@ static hr_status resolve_options(hr_engine_options *o, hr_error *err) {
     o->chunked_prefill_size = o->chunked_prefill_size > 0 ? o->chunked_prefill_size : 512;
     o->max_loras_per_batch = o->max_loras_per_batch > 0 ? o->max_loras_per_batch : 8;
     o->weight_version = o->weight_version != NULL ? o->weight_version : "default";
+    if (strlen(o->weight_version) >= HR_WEIGHT_VERSION_SIZE)
+        return hr_fail(err, HR_ERR_INVALID, "--weight-version is longer than %d bytes",
+                       HR_WEIGHT_VERSION_SIZE - 1);
     if (o->mem_fraction_static == 0)
         o->mem_fraction_static = 0.8;
     if (!(o->mem_fraction_static > 0 && o->mem_fraction_static <= 1))
@@ -85,15 +100,22 @@ static hr_status load_model(hr_engine *e, const hr_engine_options *o, hr_error *
                                      o->max_running_requests, &e->workspace, err);
 }
 
-/* available and source: memory before anything was loaded. */
+/* What of the room for KV is kept for a second set of weights: all of it, or nothing where that
+ * would cost more than half of the KV cache. */
+static uint64_t shadow_room(uint64_t weight_bytes, uint64_t room) {
+    return weight_bytes <= room / 2 ? weight_bytes : 0;
+}
+
+/* available and source: memory before anything was loaded. Decides how base updates are applied. */
 static hr_status create_kv(hr_engine *e, const hr_engine_options *o, uint64_t available,
                            const char *source, hr_error *err) {
     const hr_model_info *m = hr_model_info_of(e->model);
     uint64_t budget = (uint64_t)((double)available * o->mem_fraction_static);
     uint64_t used = m->weight_bytes + hr_model_workspace_bytes(e->workspace);
+    uint64_t room = budget > used ? budget - used : 0, kept = shadow_room(m->weight_bytes, room);
     hr_kv_sizing sizing = {
         .page_bytes = m->kv_page_bytes,
-        .memory_bytes = budget > used ? budget - used : 0,
+        .memory_bytes = room - kept,
         .memory_source = source,
         .max_total_tokens = o->max_total_tokens,
         .max_running_requests = o->max_running_requests,
@@ -101,6 +123,8 @@ static hr_status create_kv(hr_engine *e, const hr_engine_options *o, uint64_t av
     };
     HR_TRY(hr_kv_size(&sizing, &e->kv.n_pages, &e->info.kv_source, err));
     e->kv_bytes = e->kv.n_pages * m->kv_page_bytes;
+    uint64_t bucket = m->weight_bytes < BUCKET_BYTES ? m->weight_bytes : BUCKET_BYTES;
+    e->shadow = used + e->kv_bytes + m->weight_bytes + bucket <= available;
     e->kv.base = hr_pages_alloc(e->kv_bytes);
     if (e->kv.base == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY,
@@ -121,8 +145,7 @@ static char *copy_text(const hr_alloc *alloc, const char *text) {
 static hr_status fill_info(hr_engine *e, const hr_engine_options *o, hr_error *err) {
     const hr_model_info *m = hr_model_info_of(e->model);
     e->model_path = copy_text(&e->alloc, o->model_path);
-    e->weight_version = copy_text(&e->alloc, o->weight_version);
-    if (e->model_path == NULL || e->weight_version == NULL)
+    if (e->model_path == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the engine's description");
     hr_engine_info *info = &e->info;
     for (uint32_t i = 0; i < m->config->n_eos; i++)
@@ -187,12 +210,52 @@ static hr_status start_loop(hr_engine *e, const hr_engine_options *o, hr_error *
                 .executor = {e, model_step, model_clear_page},
                 .clock = hr_clock_monotonic(),
                 .alloc = e->alloc,
-                .weight_version = e->weight_version,
+                .weight_version = o->weight_version,
             },
         .store = e->store,
         .max_queued = o->max_queued_requests,
     };
     return hr_loop_create(&loop, &e->loop, err);
+}
+
+/* Names this process among engines, for receipts. */
+static void draw_instance(char text[33]) {
+    uint64_t random[2] = {0, 0};
+    hr_clock clock = hr_clock_monotonic();
+    if (getrandom(random, sizeof random, GRND_NONBLOCK) != sizeof random)
+        random[0] = hr_sampler_mix(hr_now_ns(&clock));
+    snprintf(text, 33, "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+}
+
+static hr_status start_updates(hr_engine *e, const hr_engine_options *o, hr_error *err) {
+    hr_update_config update = {.model = e->model,
+                               .store = e->store,
+                               .loop = e->loop,
+                               .enable_lora = o->enable_lora,
+                               .max_lora_rank = o->max_lora_rank,
+                               .shadow = e->shadow,
+                               .alloc = e->alloc};
+    HR_TRY(hr_update_create(&update, &e->update, err));
+    char instance[33];
+    draw_instance(instance);
+    hr_receiver_options receiver = {
+        .instance = instance, .base_mode = hr_engine_base_mode(e), .ranks = 1};
+    hr_receiver_sink sink = hr_update_sink(e->update);
+    HR_TRY(hr_receiver_create(&receiver, &sink, &e->receiver, err));
+    hr_occupation_config occupation = {.model = e->model,
+                                       .loop = e->loop,
+                                       .update = e->update,
+                                       .kv = e->kv.base,
+                                       .kv_bytes = e->kv_bytes,
+                                       .alloc = e->alloc};
+    HR_TRY(hr_occupation_create(&occupation, &e->occupation, err));
+    HR_TRY(hr_keeper_create(e->store, e->receiver, &e->alloc, &e->keeper, err));
+    hr_log(HR_LOG_INFO, "base updates: %s",
+           e->shadow
+               ? "shadow (a second set of weights, made live between two steps)"
+               : "in_place (no memory for a second set of weights: no request runs meanwhile)");
+    return HR_OK;
 }
 
 hr_status hr_engine_create(const hr_engine_options *options, hr_engine **out, hr_error *err) {
@@ -212,6 +275,8 @@ hr_status hr_engine_create(const hr_engine_options *options, hr_engine **out, hr
         status = fill_info(e, &o, err);
     if (status == HR_OK)
         status = start_loop(e, &o, err);
+    if (status == HR_OK)
+        status = start_updates(e, &o, err);
     if (status != HR_OK) {
         hr_engine_destroy(e);
         return status;
@@ -227,6 +292,12 @@ void hr_engine_drain(hr_engine *e, uint64_t drain_ms) {
 void hr_engine_destroy(hr_engine *e) {
     if (e == NULL)
         return;
+    if (e->loop != NULL)
+        hr_loop_drain(e->loop, 0);
+    hr_keeper_destroy(e->keeper);
+    hr_occupation_destroy(e->occupation);
+    hr_receiver_destroy(e->receiver);
+    hr_update_destroy(e->update);
     hr_loop_destroy(e->loop);
     hr_adapter_store_destroy(e->store);
     hr_pages_free(e->kv.base, e->kv_bytes);
@@ -234,7 +305,6 @@ void hr_engine_destroy(hr_engine *e) {
     hr_model_destroy(e->model);
     hr_pool_destroy(e->pool);
     hr_alloc alloc = e->alloc;
-    hr_alloc_free(&alloc, e->weight_version);
     hr_alloc_free(&alloc, e->model_path);
     hr_alloc_free(&alloc, e);
 }
@@ -250,11 +320,7 @@ void hr_engine_stats_get(hr_engine *e, hr_engine_stats *out) {
 }
 
 void hr_engine_weight_version(hr_engine *e, char *out, size_t size) {
-    if (size == 0)
-        return;
-    size_t len = strnlen(e->weight_version, size - 1);
-    memcpy(out, e->weight_version, len);
-    out[len] = '\0';
+    hr_loop_weight_version(e->loop, out, size);
 }
 
 /* ---- requests ---- */
@@ -291,24 +357,10 @@ hr_status hr_engine_flush_cache(hr_engine *e, uint64_t timeout_ms, hr_error *err
 
 /* ---- adapters ---- */
 
-static void destroy_lora(void *data) {
-    hr_lora_destroy(data);
-}
-
 static hr_status check_lora_enabled(const hr_engine *e, hr_error *err) {
     if (e->info.enable_lora)
         return HR_OK;
     return hr_fail(err, HR_ERR_UNSUPPORTED, "LoRA is not enabled; start with --enable-lora");
-}
-
-static hr_status check_rank(const hr_engine *e, const hr_lora *lora, hr_error *err) {
-    uint32_t rank = hr_lora_max_rank(lora), most = e->info.max_lora_rank;
-    if (most == 0 || rank <= most)
-        return HR_OK;
-    return hr_fail(err, HR_ERR_ADAPTER_INCOMPATIBLE,
-                   "incompatible with this engine: rank %u is above --max-lora-rank %u; start with "
-                   "a higher one",
-                   rank, most);
 }
 
 /* Reads the adapter of a reservation and publishes it; a failure gives the reservation back. */
@@ -317,13 +369,13 @@ static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation
     hr_lora *lora = NULL;
     hr_status status = hr_lora_load(e->model, path, &lora, err);
     if (status == HR_OK)
-        status = check_rank(e, lora, err);
+        status = hr_update_check_rank(e->update, hr_lora_max_rank(lora), err);
     if (status != HR_OK) {
         hr_lora_destroy(lora);
         hr_adapter_store_cancel(e->store, reservation);
         return status;
     }
-    hr_adapter_payload payload = {lora, destroy_lora, hr_lora_bytes(lora), hr_lora_max_rank(lora)};
+    hr_adapter_payload payload = hr_update_payload(lora);
     if (hr_adapter_store_publish(e->store, reservation, &payload) == 0)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "it was unloaded while it was being loaded");
     return HR_OK;
@@ -357,8 +409,76 @@ hr_status hr_engine_ensure_adapter(hr_engine *e, const char *name, hr_error *err
 
 hr_status hr_engine_unload_adapter(hr_engine *e, const char *name, hr_error *err) {
     HR_TRY(check_lora_enabled(e, err));
-    return hr_adapter_store_unload(e->store, name, err);
+    bool registered = name != NULL && hr_update_is_registered(e->update, name);
+    if (name != NULL)
+        HR_TRY(hr_receiver_unregister(e->receiver, name, err));
+    hr_status status = hr_adapter_store_unload(e->store, name, err);
+    hr_loop_renew_waiting(e->loop);
+    return registered && status == HR_ERR_ADAPTER_UNKNOWN ? HR_OK : status;
 }
+
+/* ---- updates from a trainer ---- */
+
+hr_receiver *hr_engine_receiver(hr_engine *e) {
+    return e->receiver;
+}
+
+const char *hr_engine_base_mode(const hr_engine *e) {
+    return e->shadow ? "shadow" : "in_place";
+}
+
+hr_status hr_engine_update_from_disk(hr_engine *e, const hr_disk_update *update,
+                                     hr_receipt **receipt, hr_error *err) {
+    return hr_disk_update_run(e->receiver, hr_model_info_of(e->model)->config, update, receipt,
+                              err);
+}
+
+hr_status hr_engine_release_memory(hr_engine *e, unsigned kinds, hr_error *err) {
+    return hr_occupation_release(e->occupation, kinds, err);
+}
+
+hr_status hr_engine_resume_memory(hr_engine *e, unsigned kinds, hr_error *err) {
+    return hr_occupation_resume(e->occupation, kinds, err);
+}
+
+hr_status hr_engine_weight_values(hr_engine *e, const char *name, size_t max_rows,
+                                  size_t max_columns, float **out, size_t *rows, size_t *columns,
+                                  bool *is_vector, hr_error *err) {
+    return hr_model_weight_values(e->model, name, max_rows, max_columns, out, rows, columns,
+                                  is_vector, err);
+}
+
+hr_status hr_engine_weight_digests(hr_engine *e, const char *adapter, hr_digest_fn fn, void *ctx,
+                                   hr_error *err) {
+    if (adapter == NULL)
+        return hr_model_weight_digests(e->model, fn, ctx, err);
+    hr_adapter_lease lease = {0};
+    HR_TRY(hr_adapter_store_acquire(e->store, adapter, &lease, err));
+    hr_status status = hr_lora_digests(e->model, hr_adapter_lease_data(&lease), fn, ctx, err);
+    hr_adapter_store_release(e->store, &lease);
+    return status;
+}
+
+hr_status hr_engine_check_snapshot(hr_engine *e, hr_error *err) {
+    return hr_model_snapshot(e->model, err);
+}
+
+hr_status hr_engine_check_reset(hr_engine *e, hr_error *err) {
+    return hr_occupation_randomize(e->occupation, err);
+}
+
+hr_status hr_engine_check_compare(hr_engine *e, hr_error *err) {
+    char name[160];
+    double max_abs_err;
+    bool equal;
+    HR_TRY(hr_model_compare_snapshot(e->model, name, &max_abs_err, &equal, err));
+    if (equal)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_DIGEST, "%s differs from the snapshot: max_abs_err %g", name,
+                   max_abs_err);
+}
+
+/* ---- looking at adapters ---- */
 
 hr_status hr_engine_list_adapters(hr_engine *e, hr_adapter_info **out, size_t *n, hr_error *err) {
     hr_adapter_entry *entries = NULL;

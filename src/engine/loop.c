@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
@@ -12,6 +13,14 @@
 /* Adapters that may go for good between two steps with their pages dropped at once; pages of more
  * of them are simply not used again, and leave the cache as the least recently used. */
 enum { MAX_GONE = 64 };
+
+/* A change that waits for its turn; on the stack of who asks for it. */
+typedef struct pending_change {
+    struct pending_change *next;
+    const hr_loop_change *change;
+    hr_version_label *label; /* NULL: the version stays */
+    bool begun, made;
+} pending_change;
 
 struct hr_loop {
     hr_loop_config c;
@@ -23,7 +32,11 @@ struct hr_loop {
     pthread_cond_t done;  /* unfinished fell to 0, an order is carried out, or the cache is empty */
     hr_request *inbox_head, *inbox_tail;
     bool reap, stopping, quit;
-    bool paused;                  /* no step begins */
+    bool paused;             /* no step begins */
+    uint32_t holds;          /* nor while any of these is left */
+    pending_change *changes; /* in the order in which they are to be made */
+    char weight_version[HR_WEIGHT_VERSION_SIZE];
+    char unservable[256];         /* why no request is taken; "": all is well */
     bool retract;                 /* order: running requests go back to the queue */
     uint64_t orders, orders_done; /* the thread has stood between two steps after each of these */
     uint32_t flush_callers;       /* waiting for the cache to be emptied */
@@ -94,23 +107,40 @@ static void end_request(void *self, hr_request *r, const hr_finish *finish) {
 /* What the thread takes out of the lock at a time. */
 typedef struct hr_loop_turn {
     hr_request *inbox;
-    bool reap, retract, flush, step, quit;
+    bool reap, retract, flush, change, step, fail, quit;
     uint64_t orders;
     uint64_t gone[MAX_GONE];
     uint32_t n_gone;
 } hr_loop_turn;
 
+/* Inside the lock: no step may begin, so what runs stands still with its KV. */
+static bool is_frozen(const hr_loop *loop) {
+    return loop->paused || loop->holds > 0;
+}
+
+/* Inside the lock: the next change waits until nobody runs on the weights that it changes. */
+static bool waits_for_requests(const hr_loop *loop) {
+    return loop->changes != NULL && loop->changes->change->base && !is_frozen(loop);
+}
+
+/* Inside the lock, on the thread: the next change may be made now. */
+static bool may_change(const hr_loop *loop) {
+    return loop->changes != NULL &&
+           (!waits_for_requests(loop) || hr_scheduler_begun(loop->scheduler) == 0);
+}
+
 /* Inside the lock. Running requests hold pages of the cache; waiting ones are about to, unless
  * paused. */
 static bool may_flush(const hr_loop *loop) {
     hr_scheduler_stats now = hr_scheduler_stats_of(loop->scheduler);
-    return now.running == 0 && (loop->paused || (now.queued == 0 && loop->inbox_head == NULL));
+    return now.running == 0 && (is_frozen(loop) || (now.queued == 0 && loop->inbox_head == NULL));
 }
 
 static bool has_turn(const hr_loop *loop) {
     return loop->inbox_head != NULL || loop->reap || loop->quit || loop->n_gone > 0 ||
            loop->orders != loop->orders_done || (loop->flush_callers > 0 && may_flush(loop)) ||
-           (!loop->paused && hr_scheduler_has_work(loop->scheduler));
+           may_change(loop) || hr_scheduler_is_outdated(loop->scheduler) ||
+           (!is_frozen(loop) && hr_scheduler_has_work(loop->scheduler));
 }
 
 static hr_loop_turn take_turn(hr_loop *loop) {
@@ -122,7 +152,9 @@ static hr_loop_turn take_turn(hr_loop *loop) {
                          .reap = loop->reap,
                          .retract = loop->retract,
                          .flush = loop->flush_callers > 0,
-                         .step = !loop->paused,
+                         .change = loop->changes != NULL,
+                         .step = !is_frozen(loop),
+                         .fail = loop->unservable[0] != '\0',
                          .quit = loop->quit,
                          .orders = loop->orders};
     loop->inbox_head = loop->inbox_tail = NULL;
@@ -130,8 +162,64 @@ static hr_loop_turn take_turn(hr_loop *loop) {
     memcpy(turn.gone, loop->gone, loop->n_gone * sizeof *loop->gone);
     turn.n_gone = loop->n_gone;
     loop->n_gone = 0;
+    hr_scheduler_close(loop->scheduler, waits_for_requests(loop));
     pthread_mutex_unlock(&loop->lock);
     return turn;
+}
+
+/* The next change that may be made, taken out of the list; NULL when there is none. */
+static pending_change *take_change(hr_loop *loop, bool *frozen) {
+    pthread_mutex_lock(&loop->lock);
+    pending_change *next = may_change(loop) ? loop->changes : NULL;
+    if (next != NULL) {
+        loop->changes = next->next;
+        next->begun = true;
+        *frozen = is_frozen(loop);
+        loop->holds += next->change->hold;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return next;
+}
+
+/* Between two steps. */
+static void make_changes(hr_loop *loop) {
+    pending_change *next;
+    bool frozen;
+    while ((next = take_change(loop, &frozen)) != NULL) {
+        const hr_loop_change *change = next->change;
+        if (change->apply != NULL)
+            change->apply(change->self);
+        hr_scheduler_change scheduled = {.base = change->base && !change->hold,
+                                         .frozen = frozen && !change->hold,
+                                         .flush = change->flush_cache,
+                                         .label = next->label};
+        hr_scheduler_changed(loop->scheduler, &scheduled);
+        pthread_mutex_lock(&loop->lock);
+        if (next->label != NULL)
+            memcpy(loop->weight_version, next->label->text, sizeof loop->weight_version);
+        next->made = true;
+        loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
+        pthread_cond_broadcast(&loop->done);
+        pthread_mutex_unlock(&loop->lock);
+    }
+}
+
+/* A change that was just made may hold the steps. */
+static bool is_held(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    bool held = loop->holds > 0;
+    pthread_mutex_unlock(&loop->lock);
+    return held;
+}
+
+/* Steps would run, but the weights are not whole. */
+static void fail_requests(hr_loop *loop) {
+    char reason[sizeof loop->unservable];
+    pthread_mutex_lock(&loop->lock);
+    memcpy(reason, loop->unservable, sizeof reason);
+    pthread_mutex_unlock(&loop->lock);
+    if (reason[0] != '\0')
+        hr_scheduler_fail_all(loop->scheduler, HR_ERR_UNSERVABLE, reason);
 }
 
 /* The thread stands between two steps and has done what was ordered. */
@@ -163,9 +251,17 @@ static void *loop_main(void *arg) {
             hr_scheduler_retract_all(loop->scheduler);
         for (uint32_t i = 0; i < turn.n_gone; i++)
             hr_scheduler_forget_adapter(loop->scheduler, turn.gone[i]);
+        if (hr_scheduler_is_outdated(loop->scheduler))
+            hr_scheduler_renew_waiting(loop->scheduler);
+        if (turn.change) {
+            make_changes(loop);
+            turn.step = turn.step && !is_held(loop);
+        }
         if (turn.flush || turn.orders != loop->orders_done)
             report_orders(loop, turn.orders);
-        if (turn.step && hr_scheduler_has_work(loop->scheduler))
+        if (turn.step && turn.fail)
+            fail_requests(loop);
+        else if (turn.step && hr_scheduler_has_work(loop->scheduler))
             hr_scheduler_step(loop->scheduler);
     } while (!turn.quit);
     return NULL;
@@ -214,9 +310,12 @@ hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *
                          config->max_queued);
         goto free_loop;
     }
+    loop->c.scheduler.store = config->store;
     status = hr_scheduler_create(&loop->c.scheduler, &loop->scheduler, err);
     if (status != HR_OK)
         goto free_rids;
+    memcpy(loop->weight_version, config->scheduler.weight_version,
+           strlen(config->scheduler.weight_version) + 1);
     pthread_mutex_init(&loop->lock, NULL);
     pthread_cond_init(&loop->work, NULL);
     pthread_condattr_t monotonic;
@@ -276,6 +375,8 @@ static bool names_adapter(const hr_request_params *params) {
 static hr_status check_door(hr_loop *loop, const char *rid, hr_error *err) {
     if (loop->stopping)
         return hr_fail(err, HR_ERR_STOPPING, "the engine is stopping and takes no new requests");
+    if (loop->unservable[0] != '\0')
+        return hr_fail(err, HR_ERR_UNSERVABLE, "%s", loop->unservable);
     uint32_t queued = loop->live - loop->scheduled.running;
     if (queued >= loop->c.max_queued)
         return hr_fail(
@@ -409,7 +510,7 @@ static bool wait_idle(hr_loop *loop, uint64_t ms) {
 void hr_loop_drain(hr_loop *loop, uint64_t drain_ms) {
     pthread_mutex_lock(&loop->lock);
     loop->stopping = true;
-    if (!wait_idle(loop, loop->paused ? 0 : drain_ms)) {
+    if (!wait_idle(loop, is_frozen(loop) ? 0 : drain_ms)) {
         ask_ending_of_all(loop, HR_ENDING_STOP);
         while (!wait_idle(loop, 10000))
             hr_log(HR_LOG_WARN,
@@ -481,6 +582,103 @@ hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err)
                                  : "; wait for them, abort them or pause");
     pthread_mutex_unlock(&loop->lock);
     return status;
+}
+
+/* ---- changes ---- */
+
+/* Inside the lock. */
+static void append_change(hr_loop *loop, pending_change *pending) {
+    pending_change **end = &loop->changes;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = pending;
+}
+
+static void drop_change(hr_loop *loop, const pending_change *pending) {
+    pending_change **link = &loop->changes;
+    while (*link != pending)
+        link = &(*link)->next;
+    *link = pending->next;
+    pthread_cond_signal(&loop->work);
+}
+
+/* Inside the lock: whether it was made; what has begun is waited for. */
+static bool wait_change(hr_loop *loop, const pending_change *pending, uint64_t timeout_ms) {
+    struct timespec until = after_ms(timeout_ms), step = after_ms(HR_LOOP_STEP_MS);
+    uint64_t order = give_order(loop);
+    bool in_time = true, step_in_time = true;
+    while (!pending->made && in_time)
+        in_time = wait_done(loop, &until);
+    while (!pending->made && loop->orders_done < order && step_in_time)
+        step_in_time = wait_done(loop, &step);
+    while (!pending->made && pending->begun)
+        pthread_cond_wait(&loop->done, &loop->lock); /* apply does not block */
+    return pending->made;
+}
+
+/* Inside the lock: the same version again is no change. */
+static void forget_same_version(hr_loop *loop, pending_change *pending) {
+    if (pending->label == NULL || loop->changes != NULL ||
+        strcmp(pending->label->text, loop->weight_version) != 0)
+        return;
+    hr_version_label_release(pending->label, &loop->c.scheduler.alloc);
+    pending->label = NULL;
+}
+
+hr_status hr_loop_change_apply(hr_loop *loop, const hr_loop_change *change, hr_error *err) {
+    const hr_alloc *alloc = &loop->c.scheduler.alloc;
+    pending_change pending = {.change = change};
+    hr_status status = HR_OK;
+    if (change->weight_version != NULL)
+        HR_TRY(hr_version_label_create(change->weight_version, alloc, &pending.label, err));
+    pthread_mutex_lock(&loop->lock);
+    if (loop->stopping) {
+        status = hr_fail(err, HR_ERR_STOPPING, "the engine is stopping; nothing was changed");
+    } else {
+        if (change->abort_all_requests)
+            ask_ending_of_all(loop, HR_ENDING_ABORT);
+        forget_same_version(loop, &pending);
+        append_change(loop, &pending);
+        if (!wait_change(loop, &pending, change->timeout_ms)) {
+            drop_change(loop, &pending);
+            status = hr_fail(err, HR_ERR_TIMEOUT,
+                             "%u requests still ran after %llu ms; nothing was changed: wait "
+                             "longer, abort them, or pause generation",
+                             loop->scheduled.running, (unsigned long long)change->timeout_ms);
+        }
+    }
+    pthread_mutex_unlock(&loop->lock);
+    if (status != HR_OK)
+        hr_version_label_release(pending.label, alloc);
+    return status;
+}
+
+void hr_loop_resume(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    HR_ASSERT(loop->holds > 0);
+    loop->holds--;
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void hr_loop_set_unservable(hr_loop *loop, const char *reason) {
+    pthread_mutex_lock(&loop->lock);
+    snprintf(loop->unservable, sizeof loop->unservable, "%s", reason != NULL ? reason : "");
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void hr_loop_renew_waiting(hr_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    pthread_cond_signal(&loop->work);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void hr_loop_weight_version(hr_loop *loop, char *out, size_t size) {
+    pthread_mutex_lock(&loop->lock);
+    if (size > 0)
+        snprintf(out, size, "%s", loop->weight_version);
+    pthread_mutex_unlock(&loop->lock);
 }
 
 /* ---- counters ---- */

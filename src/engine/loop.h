@@ -37,22 +37,29 @@ hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err)
 /* A change of what requests are computed with, made by the scheduler's thread between two steps. */
 typedef struct hr_loop_change {
     void *self;
-    /* Makes it so; must not fail or block. Called at most once. */
+    /* Makes it so; must not fail or block. Called at most once; NULL: nothing to do. */
     void (*apply)(void *self);
-    bool base; /* base weights change: waits until no request runs, unless paused */
-    bool hold; /* only stop: apply is called and no step runs until hr_loop_resume
-                  (writing in place, memory released) */
+    bool base; /* base weights change: waits until no request runs, unless paused or held; nobody
+                  begins meanwhile */
+    bool
+        hold; /* no step runs from apply until hr_loop_resume (writing in place, memory released) */
     const char *weight_version; /* NULL: unchanged */
     bool flush_cache, abort_all_requests;
     uint64_t timeout_ms;
 } hr_loop_change;
-/* Returns when it is made. HR_ERR_TIMEOUT (names how many requests still run), HR_ERR_STOPPING: it
- * is not made and never will be. Requests that wait are admitted after it. */
+/* Returns when it is made; changes are made in the order of these calls. HR_ERR_TIMEOUT (names how
+ * many requests still run; a timeout of 0 too is for them, not for the step under way),
+ * HR_ERR_STOPPING, HR_ERR_INVALID (the version), HR_ERR_NO_MEMORY: it is not made and never will
+ * be. */
 hr_status hr_loop_change_apply(hr_loop *loop, const hr_loop_change *change, hr_error *err);
+/* Undoes one hold; when the last is undone steps go on, unless paused. */
 void hr_loop_resume(hr_loop *loop);
-/* Refuses every request with HR_ERR_UNSERVABLE and this reason, and ends those that are there;
- * NULL: serves again. reason is copied. */
+/* Refuses every request with HR_ERR_UNSERVABLE and this reason, and ends those that are there as
+ * soon as steps would run (not while paused or held); NULL: serves again. reason is copied. */
 void hr_loop_set_unservable(hr_loop *loop, const char *reason);
+/* An adapter's name is gone or changed without hr_loop_change_apply: has the thread look at those
+ * that wait for it, also while paused. Does not wait. */
+void hr_loop_renew_waiting(hr_loop *loop);
 /* Copied, cut at size. */
 void hr_loop_weight_version(hr_loop *loop, char *out, size_t size);
 

@@ -203,6 +203,55 @@ void hr_request_set_adapter(hr_request *r, hr_adapter_lease lease) {
     r->lora = hr_adapter_lease_data(&lease);
 }
 
+/* ---- weight versions ---- */
+
+static bool grow_spans(hr_request *r, const hr_alloc *alloc) {
+    if (r->n_spans < r->spans_cap)
+        return true;
+    uint32_t cap = r->spans_cap > 0 ? 2 * r->spans_cap : 1;
+    hr_version_span *spans = hr_alloc_array(alloc, cap, sizeof *spans);
+    hr_version_label **labels = hr_alloc_array(alloc, cap, sizeof(hr_version_label *));
+    if (spans == NULL || labels == NULL) {
+        hr_alloc_free(alloc, labels);
+        hr_alloc_free(alloc, spans);
+        return false;
+    }
+    if (r->n_spans > 0) {
+        memcpy(spans, r->spans, r->n_spans * sizeof *spans);
+        memcpy(labels, r->labels, r->n_spans * sizeof(hr_version_label *));
+    }
+    hr_alloc_free(alloc, r->spans);
+    hr_alloc_free(alloc, r->labels);
+    r->spans = spans;
+    r->labels = labels;
+    r->spans_cap = cap;
+    return true;
+}
+
+static void drop_last_span(hr_request *r, const hr_alloc *alloc) {
+    r->n_spans--;
+    hr_version_label_release(r->labels[r->n_spans], alloc);
+}
+
+bool hr_request_note_version(hr_request *r, hr_version_label *label, const hr_alloc *alloc) {
+    uint32_t at = r->n_ids - r->n_prompt;
+    if (r->n_spans > 0 && r->labels[r->n_spans - 1] == label)
+        return true;
+    bool replaces = r->n_spans > 0 && r->spans[r->n_spans - 1].start == at; /* it made no token */
+    if (!replaces && !grow_spans(r, alloc))
+        return false;
+    if (replaces)
+        drop_last_span(r, alloc);
+    if (r->n_spans > 0 && r->labels[r->n_spans - 1] == label)
+        return true;
+    if (r->n_spans > 0)
+        r->spans[r->n_spans - 1].end = at;
+    r->labels[r->n_spans] = hr_version_label_hold(label);
+    r->spans[r->n_spans] = (hr_version_span){label->text, at, at};
+    r->n_spans++;
+    return true;
+}
+
 /* ---- running ---- */
 
 static void free_prepared(hr_request *r, const hr_alloc *alloc) {
@@ -226,6 +275,10 @@ void hr_request_destroy(hr_request *r, const hr_alloc *alloc) {
         return;
     HR_ASSERT(r->n_pages == 0 && r->lease.version == NULL);
     free_prepared(r, alloc);
+    while (r->n_spans > 0)
+        drop_last_span(r, alloc);
+    hr_alloc_free(alloc, r->spans);
+    hr_alloc_free(alloc, r->labels);
     hr_alloc_free(alloc, r->rid);
     hr_alloc_free(alloc, r->ids);
     hr_alloc_free(alloc, r->bias_ids);

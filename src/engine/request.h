@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "engine/sampler.h"
+#include "engine/version_label.h"
 #include "model/view.h"
 #include "weights/adapter_store.h"
 
@@ -46,6 +47,9 @@ enum {
     HR_ENDING_ABORT,
     HR_ENDING_STOP
 }; /* asked from outside: by a caller, by drain */
+
+/* No epoch of the prefix cache: KV that must not be shared. */
+#define HR_REQUEST_OWN_KV UINT64_MAX
 
 typedef struct hr_request hr_request;
 struct hr_request {
@@ -87,6 +91,7 @@ struct hr_request {
     uint32_t overtaken;       /* by later requests while its adapter had no place in the batch */
     uint32_t retractions;
     uint32_t cached_tokens; /* of the prompt: not computed when it first ran */
+    bool keeps_version;     /* it waits, but has begun and was not paused: the version stays */
     uint32_t step_rows;     /* rows in the step being planned */
     bool planned;           /* in that step: step_rows is settled */
 
@@ -96,7 +101,14 @@ struct hr_request {
     uint32_t n_pages;       /* held */
     uint32_t n_shared;      /* the first of them are held through the prefix cache */
     uint32_t n_clear_pages; /* the first of them may be written: shared, or cleared for this one */
-    uint64_t cache_epoch;   /* of the prefix cache when it began to run */
+    uint64_t cache_epoch;   /* of the prefix cache when it began to run, or HR_REQUEST_OWN_KV */
+
+    /* weight versions of its tokens since it first ran; labels stand beside spans and hold the
+     * texts */
+    hr_version_span *spans;
+    hr_version_label **labels;
+    uint32_t n_spans, spans_cap;
+
     uint32_t result_rows; /* prompt rows of a chunk that may be scored; one more is for the draw */
     hr_row_result *results;          /* [result_rows + 1] */
     hr_position_logprobs *positions; /* [result_rows + 1] */
@@ -117,6 +129,10 @@ void hr_request_destroy(hr_request *request, const hr_alloc *alloc);
 
 /* Takes over a lease: the request runs on that version from now on. */
 void hr_request_set_adapter(hr_request *request, hr_adapter_lease lease);
+
+/* From its next token on the request is computed under this version. false: no memory, nothing has
+ * changed. */
+bool hr_request_note_version(hr_request *request, hr_version_label *label, const hr_alloc *alloc);
 
 /* Everything the steps of this request need, so that no step allocates: called before it first
  * runs; does nothing the second time. false: no memory, the request holds nothing new. */

@@ -1,6 +1,7 @@
 /* The scheduler's state machine. */
 #include "engine/scheduler.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct hr_scheduler {
@@ -12,6 +13,9 @@ struct hr_scheduler {
     hr_request **running; /* [max_running], by (adapter_id, serial) */
     uint32_t n_running, n_queued;
     uint64_t next_serial;
+    bool closed;
+    hr_version_label *label;  /* the weight version now */
+    uint64_t renewed;         /* changes of the store that waiting requests know of */
     hr_sampler_space *spaces; /* [n_workers] */
     hr_scheduler_stats stats; /* the counters that only grow */
 };
@@ -41,7 +45,10 @@ hr_status hr_scheduler_create(const hr_scheduler_config *config, hr_scheduler **
     s->c = *config;
     if (s->c.max_overtaken == 0)
         s->c.max_overtaken = 4 * config->max_running;
-    hr_status status = hr_kv_pages_create(config->n_pages, alloc, &s->pages, err);
+    hr_status status = hr_version_label_create(config->weight_version, alloc, &s->label, err);
+    if (status != HR_OK)
+        goto fail;
+    status = hr_kv_pages_create(config->n_pages, alloc, &s->pages, err);
     if (status != HR_OK)
         goto fail;
     status = hr_prefix_cache_create(s->pages, alloc, &s->cache, err);
@@ -81,6 +88,7 @@ void hr_scheduler_destroy(hr_scheduler *s) {
     hr_plan_destroy(&s->plan, &alloc);
     hr_prefix_cache_destroy(s->cache);
     hr_kv_pages_destroy(s->pages);
+    hr_version_label_release(s->label, &alloc);
     hr_alloc_free(&alloc, s);
 }
 
@@ -107,11 +115,6 @@ static void queue_remove(hr_scheduler *s, hr_request *r) {
     *(r->next != NULL ? &r->next->prev : &s->queue_tail) = r->prev;
     r->prev = r->next = NULL;
     s->n_queued--;
-}
-
-void hr_scheduler_add(hr_scheduler *s, hr_request *r) {
-    r->serial = s->next_serial++;
-    queue_push_back(s, r);
 }
 
 /* ---- the running set: a sorted array ---- */
@@ -240,6 +243,18 @@ void hr_scheduler_forget_adapter(hr_scheduler *s, uint64_t adapter_id) {
 
 /* ---- ending ---- */
 
+/* The last span ends here; one without tokens is left out. */
+static void report_versions(const hr_scheduler *s, hr_request *r, hr_finish *f) {
+    f->spans = r->spans;
+    f->n_spans = r->n_spans;
+    if (f->n_spans > 0 && r->spans[f->n_spans - 1].start == f->completion_tokens)
+        f->n_spans--;
+    if (f->n_spans > 0)
+        r->spans[f->n_spans - 1].end = f->completion_tokens;
+    uint32_t last = f->n_spans > 0 ? (uint32_t)f->n_spans : r->n_spans;
+    f->weight_version = last > 0 ? r->labels[last - 1]->text : s->label->text;
+}
+
 /* The request is in no list and holds no pages. */
 static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
     uint64_t now = hr_now_ns(&s->c.clock);
@@ -248,11 +263,8 @@ static void finish(hr_scheduler *s, hr_request *r, hr_finish f) {
     f.completion_tokens = r->n_ids - r->n_prompt;
     f.cached_tokens = r->cached_tokens;
     f.retractions = r->retractions;
-    f.weight_version = s->c.weight_version;
     f.adapter_id = r->adapter_id;
-    hr_version_span span = {s->c.weight_version, 0, f.completion_tokens};
-    f.spans = &span;
-    f.n_spans = f.completion_tokens > 0 ? 1 : 0;
+    report_versions(s, r, &f);
     f.queue_ns = (r->admit_ns != 0 ? r->admit_ns : now) - r->submit_ns;
     f.first_token_ns = r->first_token_ns != 0 ? r->first_token_ns - r->submit_ns : 0;
     f.e2e_ns = now - r->submit_ns;
@@ -293,6 +305,144 @@ void hr_scheduler_reap(hr_scheduler *s) {
     }
 }
 
+void hr_scheduler_fail_all(hr_scheduler *s, hr_status status, const char *message) {
+    hr_finish f = {.type = HR_FINISH_ERROR, .status = status, .message = message};
+    while (s->n_running > 0)
+        finish_running(s, s->running[s->n_running - 1], f);
+    while (s->queue_head != NULL) {
+        hr_request *r = s->queue_head;
+        queue_remove(s, r);
+        finish(s, r, f);
+    }
+}
+
+/* ---- weights that change ---- */
+
+static hr_finish no_memory_for_versions(void) {
+    return (hr_finish){.type = HR_FINISH_ERROR,
+                       .status = HR_ERR_NO_MEMORY,
+                       .message = "no memory to note the weight version of this request"};
+}
+
+static bool has_begun(const hr_request *r) {
+    return r->n_spans > 0;
+}
+
+/* The name is gone: who never ran is refused, who was paused ends as if aborted. */
+static void end_without_adapter(hr_scheduler *s, hr_request *r) {
+    char message[HR_ADAPTER_NAME_MAX + 120];
+    snprintf(message, sizeof message, "LoRA adapter '%s' is not loaded: it was unloaded while %s",
+             hr_adapter_lease_name(&r->lease),
+             has_begun(r) ? "this request was paused" : "this request waited");
+    hr_finish f = {.type = HR_FINISH_ERROR, .status = HR_ERR_ADAPTER_UNKNOWN, .message = message};
+    if (has_begun(r))
+        f = (hr_finish){
+            .type = HR_FINISH_ABORT, .status = HR_ERR_ADAPTER_UNKNOWN, .message = message};
+    queue_remove(s, r);
+    finish(s, r, f);
+}
+
+/* A waiting request that may go over to another version of its adapter. */
+static void renew(hr_scheduler *s, hr_request *r) {
+    if (r->keeps_version)
+        return;
+    hr_lease_state state = hr_adapter_store_renew(s->c.store, &r->lease);
+    if (state == HR_LEASE_UNLOADED) {
+        end_without_adapter(s, r);
+    } else if (state == HR_LEASE_RENEWED) {
+        hr_request_set_adapter(r, r->lease);
+        if (has_begun(r) && !hr_request_note_version(r, s->label, &s->c.alloc)) {
+            queue_remove(s, r);
+            finish(s, r, no_memory_for_versions());
+        }
+    }
+}
+
+bool hr_scheduler_is_outdated(const hr_scheduler *s) {
+    return s->n_queued > 0 && s->renewed != hr_adapter_store_changes(s->c.store);
+}
+
+void hr_scheduler_renew_waiting(hr_scheduler *s) {
+    s->renewed = hr_adapter_store_changes(s->c.store);
+    for (hr_request *r = s->queue_head, *next; r != NULL; r = next) {
+        next = r->next;
+        renew(s, r);
+    }
+}
+
+void hr_scheduler_add(hr_scheduler *s, hr_request *r) {
+    r->serial = s->next_serial++;
+    queue_push_back(s, r);
+    renew(s, r); /* its adapter may have changed since it was leased */
+}
+
+/* Frozen requests go on with what their adapters' names stand for now. Their KV is of both
+ * versions, so it is theirs alone. */
+static void renew_running(hr_scheduler *s) {
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        hr_request *r = s->running[i];
+        if (hr_adapter_store_renew(s->c.store, &r->lease) != HR_LEASE_RENEWED)
+            continue;
+        hr_request_set_adapter(r, r->lease);
+        r->cache_epoch = HR_REQUEST_OWN_KV;
+    }
+    uint32_t n = s->n_running;
+    for (s->n_running = 0; s->n_running < n;)
+        running_insert(s, s->running[s->n_running]);
+}
+
+/* A request whose adapter has changed under it is still made by the older version. */
+static bool is_of_new_version(hr_scheduler *s, const hr_request *r, bool base) {
+    return has_begun(r) && (base || hr_adapter_store_is_current(s->c.store, &r->lease));
+}
+
+static void note_label(hr_scheduler *s, bool base) {
+    for (uint32_t i = s->n_running; i-- > 0;) {
+        hr_request *r = s->running[i];
+        if (is_of_new_version(s, r, base) && !hr_request_note_version(r, s->label, &s->c.alloc))
+            finish_running(s, r, no_memory_for_versions());
+    }
+    for (hr_request *r = s->queue_head, *next; r != NULL; r = next) {
+        next = r->next;
+        if (is_of_new_version(s, r, base) && !hr_request_note_version(r, s->label, &s->c.alloc)) {
+            queue_remove(s, r);
+            finish(s, r, no_memory_for_versions());
+        }
+    }
+}
+
+static void release_versions(hr_scheduler *s) {
+    for (hr_request *r = s->queue_head; r != NULL; r = r->next)
+        r->keeps_version = false;
+}
+
+void hr_scheduler_changed(hr_scheduler *s, const hr_scheduler_change *change) {
+    HR_ASSERT(!change->base || change->frozen || hr_scheduler_begun(s) == 0);
+    if (change->base || change->flush)
+        hr_prefix_cache_clear(s->cache);
+    if (change->label != NULL) {
+        hr_version_label_release(s->label, &s->c.alloc);
+        s->label = change->label;
+    }
+    if (change->frozen) {
+        release_versions(s);
+        renew_running(s);
+    }
+    hr_scheduler_renew_waiting(s);
+    note_label(s, change->base);
+}
+
+void hr_scheduler_close(hr_scheduler *s, bool closed) {
+    s->closed = closed;
+}
+
+uint32_t hr_scheduler_begun(const hr_scheduler *s) {
+    uint32_t n = s->n_running;
+    for (const hr_request *r = s->queue_head; r != NULL; r = r->next)
+        n += r->keeps_version;
+    return n;
+}
+
 /* ---- admission ---- */
 
 static bool adapter_fits(const hr_scheduler *s, const hr_request *r) {
@@ -322,7 +472,9 @@ static bool pages_fit(const hr_scheduler *s, const hr_request *r) {
 /* Takes r from the queue into the running set; when memory is short it ends instead. */
 static void start(hr_scheduler *s, hr_request *r) {
     queue_remove(s, r);
-    if (!hr_request_prepare(r, &s->c.limits, &s->c.alloc)) {
+    r->keeps_version = false;
+    if (!hr_request_prepare(r, &s->c.limits, &s->c.alloc) ||
+        (!has_begun(r) && !hr_request_note_version(r, s->label, &s->c.alloc))) {
         finish(s, r,
                (hr_finish){.type = HR_FINISH_ERROR,
                            .status = HR_ERR_NO_MEMORY,
@@ -343,9 +495,13 @@ static void start(hr_scheduler *s, hr_request *r) {
 
 static void admit(hr_scheduler *s) {
     hr_request *blocked = NULL; /* the oldest that waits for a place for its adapter */
+    if (hr_scheduler_is_outdated(s))
+        hr_scheduler_renew_waiting(s);
     for (hr_request *r = s->queue_head, *next; r != NULL && s->n_running < s->c.max_running;
          r = next) {
         next = r->next;
+        if (s->closed && !r->keeps_version)
+            continue;
         if (!adapter_fits(s, r)) {
             blocked = blocked != NULL ? blocked : r;
             continue;
@@ -365,12 +521,14 @@ static void retract(hr_scheduler *s, hr_request *r) {
     give_pages(s, r);
     r->retractions++;
     s->stats.retractions++;
+    r->keeps_version = true;
     queue_push_front(s, r);
 }
 
 void hr_scheduler_retract_all(hr_scheduler *s) {
     while (s->n_running > 0)
         retract(s, youngest_running(s));
+    release_versions(s);
 }
 
 /* Every running request gets the page its last id needs; terminates because each round takes a page

@@ -27,6 +27,11 @@
  * meanwhile. By the arithmetic promise its bits are the same; what was delivered is not delivered
  * again.
  *
+ * Weights change between two steps (hr_scheduler_changed). Every request remembers which weight
+ * version its tokens were made under. A request that waits without having begun, or because it was
+ * paused, is served by what its adapter's name stands for when it runs; one that runs keeps the
+ * version it began with, unless it was frozen when its adapter changed.
+ *
  * Everything here is called by one thread. Callbacks of requests run inside hr_scheduler_step and
  * _reap. */
 #ifndef HR_ENGINE_SCHEDULER_H
@@ -60,7 +65,8 @@ typedef struct hr_scheduler_config {
     hr_executor executor;
     hr_clock clock;
     hr_alloc alloc;
-    const char *weight_version; /* lives as long as the scheduler */
+    const char *weight_version; /* the first one; copied */
+    hr_adapter_store *store;    /* of the requests' leases */
     /* A request has ended and holds no pages: the owner returns its lease, calls on_finish and
      * frees it. */
     void (*finish)(void *self, hr_request *request, const hr_finish *finish);
@@ -87,7 +93,8 @@ void hr_scheduler_add(hr_scheduler *scheduler, hr_request *request);
 void hr_scheduler_reap(hr_scheduler *scheduler);
 
 /* Every running request goes back to the queue, in order of arrival; its pages stay in the prefix
- * cache as long as nobody needs them. */
+ * cache as long as nobody needs them. What waits is from now on computed with the weights that are
+ * there when it runs. */
 void hr_scheduler_retract_all(hr_scheduler *scheduler);
 
 /* Empties the prefix cache. No request may be running. */
@@ -95,6 +102,31 @@ void hr_scheduler_flush_cache(hr_scheduler *scheduler);
 
 /* An adapter is gone for good: nobody will look for its pages again. */
 void hr_scheduler_forget_adapter(hr_scheduler *scheduler, uint64_t adapter_id);
+
+/* While closed nobody is admitted who has not begun yet. */
+void hr_scheduler_close(hr_scheduler *scheduler, bool closed);
+/* Requests that have begun and hold on to the weights they began with: those that run, and those
+ * that the KV cache sent back to the queue. */
+uint32_t hr_scheduler_begun(const hr_scheduler *scheduler);
+
+/* The weights have just changed. */
+typedef struct hr_scheduler_change {
+    bool base;               /* base weights: pages of before are never found again */
+    bool frozen;             /* by a pause: what runs goes on with its KV and the new weights */
+    bool flush;              /* empty the prefix cache in any case */
+    hr_version_label *label; /* the weight version from now on, the scheduler's; NULL: unchanged */
+} hr_scheduler_change;
+/* Adapters are looked up in the store. Requests for whose version span no memory is left end with
+ * HR_ERR_NO_MEMORY; waiting ones whose adapter is gone end too. */
+void hr_scheduler_changed(hr_scheduler *scheduler, const hr_scheduler_change *change);
+
+/* Names of adapters have changed since waiting requests were last looked at. */
+bool hr_scheduler_is_outdated(const hr_scheduler *scheduler);
+/* Waiting requests lease what their names stand for now; those whose names are gone end. */
+void hr_scheduler_renew_waiting(hr_scheduler *scheduler);
+
+/* Ends every request with this error; message lives during the call. */
+void hr_scheduler_fail_all(hr_scheduler *scheduler, hr_status status, const char *message);
 
 /* Admits what fits and computes one step; false when there was nothing to do. */
 bool hr_scheduler_step(hr_scheduler *scheduler);

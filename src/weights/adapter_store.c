@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,12 +28,12 @@ typedef struct evicted_name {
 
 struct hr_adapter_version {
     hr_adapter_version *next; /* published, in load order */
-    char *name, *path;
+    char *name, *path;        /* path NULL: it came over the wire and cannot be read again */
     uint64_t id, leases;
     uint64_t last_use; /* store clock: raised by every acquire and publish */
     bool pinned, published;
     bool awaited;         /* recalled, and the request it was recalled for has no lease yet */
-    evicted_name *memory; /* NULL once it is in the catalogue */
+    evicted_name *memory; /* NULL once it is in the catalogue, and without a path */
     hr_adapter_payload payload;
 };
 
@@ -41,6 +42,7 @@ struct hr_adapter_reservation {
     hr_adapter_version *version; /* complete but for id and payload, so that publish cannot fail */
     bool recalled;               /* of an evicted name: an unload while it loads revokes it */
     bool revoked;
+    bool streamed; /* held by a registration: nobody may wait for it */
 };
 
 struct hr_adapter_store {
@@ -48,7 +50,11 @@ struct hr_adapter_store {
     hr_adapter_store_limits limits;
     void (*gone)(void *self, uint64_t id);
     void *gone_self;
-    pthread_mutex_t lock; /* all below */
+    void (*wake)(void *self); /* NULL: what is dead is freed where it dies */
+    void *wake_self;
+    _Atomic uint64_t changes;
+    pthread_mutex_t lock;     /* all below */
+    hr_adapter_version *dead; /* to be swept */
     hr_adapter_version *published;
     hr_adapter_reservation *reserved;
     pthread_cond_t load_ended; /* a reservation is gone */
@@ -103,9 +109,40 @@ void hr_adapter_store_watch(hr_adapter_store *store, void (*gone)(void *self, ui
     store->gone_self = self;
 }
 
+void hr_adapter_store_set_sweeper(hr_adapter_store *store, void (*wake)(void *self), void *self) {
+    store->wake = wake;
+    store->wake_self = self;
+}
+
+/* Outside the lock: frees a list of dead versions, or leaves them to the sweeper. */
+static void bury(hr_adapter_store *store, hr_adapter_version *list) {
+    if (list == NULL)
+        return;
+    if (store->wake == NULL) {
+        version_list_free(store, list);
+        return;
+    }
+    pthread_mutex_lock(&store->lock);
+    hr_adapter_version **end = &store->dead;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = list;
+    pthread_mutex_unlock(&store->lock);
+    store->wake(store->wake_self);
+}
+
+void hr_adapter_store_sweep(hr_adapter_store *store) {
+    pthread_mutex_lock(&store->lock);
+    hr_adapter_version *list = store->dead;
+    store->dead = NULL;
+    pthread_mutex_unlock(&store->lock);
+    version_list_free(store, list);
+}
+
 void hr_adapter_store_destroy(hr_adapter_store *store) {
     if (store == NULL)
         return;
+    hr_adapter_store_sweep(store);
     HR_ASSERT(store->stats.leases_acquired == store->stats.leases_released);
     HR_ASSERT(store->reserved == NULL);
     version_list_free(store, store->published);
@@ -128,9 +165,18 @@ static hr_adapter_version *find_published(hr_adapter_store *store, const char *n
     return NULL;
 }
 
-static bool is_reserved(const hr_adapter_store *store, const char *name) {
+static const hr_adapter_reservation *find_reserved(const hr_adapter_store *store,
+                                                   const char *name) {
     for (const hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
         if (strcmp(r->version->name, name) == 0)
+            return r;
+    return NULL;
+}
+
+/* A registered name may have both: the reservation of its registration, and that of a recall. */
+static bool is_being_loaded(const hr_adapter_store *store, const char *name) {
+    for (const hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
+        if (!r->streamed && strcmp(r->version->name, name) == 0)
             return true;
     return false;
 }
@@ -139,6 +185,18 @@ static uint32_t count_pinned(const hr_adapter_store *store) {
     uint32_t n = 0;
     for (const hr_adapter_version *v = store->published; v != NULL; v = v->next)
         n += v->pinned;
+    return n;
+}
+
+/* What was neither pinned nor read from a path cannot come back, so it does not give way. */
+static bool may_give_way(const hr_adapter_version *version) {
+    return !version->pinned && version->path != NULL;
+}
+
+static uint32_t count_staying(const hr_adapter_store *store) {
+    uint32_t n = 0;
+    for (const hr_adapter_version *v = store->published; v != NULL; v = v->next)
+        n += !may_give_way(v);
     return n;
 }
 
@@ -176,11 +234,11 @@ static bool gives_way_before(const hr_adapter_version *a, const hr_adapter_versi
     return a->last_use < b->last_use;
 }
 
-static hr_adapter_version *least_recent_unpinned(hr_adapter_store *store,
-                                                 const hr_adapter_version *but) {
+static hr_adapter_version *least_recent(hr_adapter_store *store, uint64_t first_new_id) {
     hr_adapter_version *oldest = NULL;
     for (hr_adapter_version *v = store->published; v != NULL; v = v->next)
-        if (!v->pinned && v != but && (oldest == NULL || gives_way_before(v, oldest)))
+        if (may_give_way(v) && v->id < first_new_id &&
+            (oldest == NULL || gives_way_before(v, oldest)))
             oldest = v;
     return oldest;
 }
@@ -237,6 +295,12 @@ static hr_status fail_unknown(const hr_adapter_store *store, const char *name, h
             "LoRA adapter '%.256s' is not loaded: it gave way to others at max_loaded_loras %u; "
             "load it again, or pin it",
             name, store->limits.max_loaded);
+    const hr_adapter_reservation *reservation = find_reserved(store, name);
+    if (reservation != NULL && reservation->streamed)
+        return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN,
+                       "LoRA adapter '%.256s' is not loaded: it is registered and awaiting "
+                       "publication; finish the weight update that brings it",
+                       name);
     hr_buf names = {0};
     append_names(&names, store);
     hr_status status = hr_fail(
@@ -293,13 +357,14 @@ static hr_status check_place(const hr_adapter_store *store, const char *name, bo
             "%u), "
             "to prevent starvation of unpinned adapters and the base model; load it unpinned",
             name, n_pinned, store->limits.max_per_batch);
-    uint32_t max = store->limits.max_loaded;
-    if (max > 0 && n_pinned + count_reserved(store, false) >= max)
+    uint32_t max = store->limits.max_loaded, staying = count_staying(store);
+    if (max > 0 && staying + count_reserved(store, false) >= max)
         return hr_fail(err, HR_ERR_LIMIT,
                        "LoRA adapter '%s': Maximum number of loaded LoRA adapters reached "
                        "(max_loaded_loras %u) and "
-                       "none of them can be evicted (%u pinned, %u being loaded); unload one first",
-                       name, max, n_pinned, count_reserved(store, false));
+                       "none of them can be evicted (%u pinned or streamed, %u being loaded); "
+                       "unload one first",
+                       name, max, staying, count_reserved(store, false));
     return HR_OK;
 }
 
@@ -310,22 +375,32 @@ static void reservation_free(hr_adapter_store *store, hr_adapter_reservation *re
     hr_alloc_free(&store->alloc, reservation);
 }
 
-static hr_adapter_reservation *reservation_create(hr_adapter_store *store, const char *name,
-                                                  const char *path, bool pinned) {
+/* Complete but for id and payload; path may be NULL. */
+static hr_adapter_version *version_create(hr_adapter_store *store, const char *name,
+                                          const char *path, bool pinned) {
     const hr_alloc *alloc = &store->alloc;
-    hr_adapter_reservation *reservation = hr_alloc_array(alloc, 1, sizeof *reservation);
     hr_adapter_version *version = hr_alloc_array(alloc, 1, sizeof *version);
-    if (reservation == NULL || version == NULL) {
-        hr_alloc_free(alloc, version);
-        hr_alloc_free(alloc, reservation);
+    if (version == NULL)
         return NULL;
-    }
-    reservation->version = version;
     version->pinned = pinned;
     version->name = copy_text(alloc, name);
-    version->path = copy_text(alloc, path);
-    version->memory = make_memory(alloc, name, path);
-    if (version->name == NULL || version->path == NULL || version->memory == NULL) {
+    version->path = path != NULL ? copy_text(alloc, path) : NULL;
+    version->memory = path != NULL ? make_memory(alloc, name, path) : NULL;
+    if (version->name == NULL ||
+        (path != NULL && (version->path == NULL || version->memory == NULL))) {
+        version_free(store, version);
+        return NULL;
+    }
+    return version;
+}
+
+static hr_adapter_reservation *reservation_create(hr_adapter_store *store, const char *name,
+                                                  const char *path, bool pinned) {
+    hr_adapter_reservation *reservation = hr_alloc_array(&store->alloc, 1, sizeof *reservation);
+    if (reservation == NULL)
+        return NULL;
+    reservation->version = version_create(store, name, path, pinned);
+    if (reservation->version == NULL) {
         reservation_free(store, reservation);
         return NULL;
     }
@@ -338,11 +413,13 @@ static hr_status check_reservation(hr_adapter_store *store, const char *name, bo
     if (find_published(store, name) != NULL)
         return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
                        "LoRA adapter '%s' is already loaded; unload it first", name);
-    if (is_reserved(store, name))
-        return hr_fail(
-            err, HR_ERR_ADAPTER_EXISTS,
-            "LoRA adapter '%s' is already loaded or about to be: another load of it is under way",
-            name);
+    const hr_adapter_reservation *other = find_reserved(store, name);
+    if (other != NULL)
+        return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
+                       "LoRA adapter '%s' is already loaded or about to be: %s", name,
+                       other->streamed
+                           ? "it is registered and waits for its weights; stream them, or unload it"
+                           : "another load of it is under way");
     return check_place(store, name, pinned, err);
 }
 
@@ -374,12 +451,54 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
     return HR_OK;
 }
 
+/* Inside the lock: a name that only a stream can bring takes a free place, or none. */
+static hr_status check_free_place(const hr_adapter_store *store, const char *name, hr_error *err) {
+    uint64_t taken = store->stats.loaded + count_reserved(store, false);
+    uint32_t max = store->limits.max_loaded;
+    if (max == 0 || taken < max)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_LIMIT,
+                   "LoRA adapter '%s': all places are taken (max-loaded-loras %u: %llu loaded or "
+                   "registered), and none gives way to a streamed adapter; unload one first",
+                   name, max, (unsigned long long)taken);
+}
+
+hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
+                                            const char *path, bool pinned,
+                                            hr_adapter_reservation **out, hr_error *err) {
+    HR_TRY(check_name(name, err));
+    if (path != NULL && strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
+        return hr_fail(err, HR_ERR_INVALID, "lora_path is longer than %d bytes",
+                       HR_ADAPTER_PATH_MAX);
+    hr_adapter_reservation *reservation = reservation_create(store, name, path, pinned);
+    if (reservation == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
+    reservation->streamed = true;
+    pthread_mutex_lock(&store->lock);
+    bool published = find_published(store, name) != NULL;
+    hr_status status = HR_OK;
+    if (!published && path == NULL)
+        status = check_free_place(store, name, err);
+    if (!published && status == HR_OK)
+        status = check_reservation(store, name, pinned, err);
+    if (!published && status == HR_OK)
+        link_reservation(store, reservation);
+    pthread_mutex_unlock(&store->lock);
+    if (published || status != HR_OK) {
+        reservation_free(store, reservation);
+        reservation = NULL;
+    }
+    if (status == HR_OK)
+        *out = reservation;
+    return status;
+}
+
 /* Inside the lock: waits until nobody loads the name. */
 static hr_status wait_for_load(hr_adapter_store *store, const char *name, hr_error *err) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += LOAD_WAIT_S;
-    while (is_reserved(store, name))
+    while (is_being_loaded(store, name))
         if (pthread_cond_timedwait(&store->load_ended, &store->lock, &until) == ETIMEDOUT)
             return hr_fail(err, HR_ERR_TIMEOUT,
                            "another load of LoRA adapter '%s' is still under way after %d s", name,
@@ -428,11 +547,10 @@ static void unlink_reservation(hr_adapter_store *store, const hr_adapter_reserva
 
 /* Names over the cap give way; those without leases are returned as a list to free after the lock.
  */
-static hr_adapter_version *evict_over_cap(hr_adapter_store *store,
-                                          const hr_adapter_version *newest) {
+static hr_adapter_version *evict_over_cap(hr_adapter_store *store, uint64_t first_new_id) {
     hr_adapter_version *dead = NULL, *victim;
     while (store->limits.max_loaded > 0 && store->stats.loaded > store->limits.max_loaded &&
-           (victim = least_recent_unpinned(store, newest)) != NULL) {
+           (victim = least_recent(store, first_new_id)) != NULL) {
         remember_evicted(store, victim);
         hr_adapter_version *unused = unpublish(store, victim);
         if (unused != NULL) {
@@ -443,18 +561,29 @@ static hr_adapter_version *evict_over_cap(hr_adapter_store *store,
     return dead;
 }
 
-/* Inside the lock; the version goes to the end of the names. */
-static void publish_version(hr_adapter_store *store, hr_adapter_version *version) {
+/* Inside the lock; the version takes the place of the one that has its name, or goes to the end of
+ * the names. Returns the former one when nobody holds a lease of it. */
+static hr_adapter_version *publish_version(hr_adapter_store *store, hr_adapter_version *version) {
     version->id = store->next_id++;
     version->last_use = ++store->uses;
     version->published = true;
     hr_adapter_version **link = &store->published;
-    while (*link != NULL)
+    while (*link != NULL && strcmp((*link)->name, version->name) != 0)
         link = &(*link)->next;
+    hr_adapter_version *former = *link, *dead = NULL;
+    if (former != NULL) {
+        version->next = former->next;
+        former->next = NULL;
+        former->published = false;
+        dead = former->leases == 0 ? former : NULL;
+        store->stats.versions -= dead != NULL;
+    } else {
+        store->stats.loaded++;
+    }
     *link = version;
-    store->stats.loaded++;
     store->stats.versions++;
     forget_evicted(store, version->name);
+    return dead;
 }
 
 uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
@@ -464,16 +593,72 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
     version->payload = *payload;
     pthread_mutex_lock(&store->lock);
     unlink_reservation(store, reservation);
-    if (!reservation->revoked) {
+    const hr_adapter_version *streamed = find_published(store, version->name);
+    if (streamed != NULL) { /* a stream brought the name meanwhile: newer than its path */
+        id = streamed->id;
+    } else if (!reservation->revoked) {
         version->awaited = reservation->recalled;
         publish_version(store, version);
         id = version->id;
-        dead = evict_over_cap(store, version);
+        dead = evict_over_cap(store, id);
     }
+    atomic_fetch_add(&store->changes, 1);
     pthread_mutex_unlock(&store->lock);
     version_list_free(store, dead);
     hr_alloc_free(&store->alloc, reservation);
     return id;
+}
+
+hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n,
+                                   hr_error *err) {
+    for (size_t i = 0; i < n; i++)
+        items[i].version = NULL;
+    for (size_t i = 0; i < n; i++) {
+        hr_adapter_publication *item = &items[i];
+        item->version = version_create(store, item->name, item->path, item->pinned);
+        if (item->version == NULL) {
+            hr_adapter_store_unprepare(store, items, n);
+            return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to publish LoRA adapter '%s'",
+                           item->name);
+        }
+    }
+    return HR_OK;
+}
+
+void hr_adapter_store_unprepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        version_free(store, items[i].version);
+        items[i].version = NULL;
+    }
+}
+
+void hr_adapter_store_publish_all(hr_adapter_store *store, hr_adapter_publication *items,
+                                  size_t n) {
+    hr_adapter_version *dead = NULL;
+    pthread_mutex_lock(&store->lock);
+    uint64_t first_new_id = store->next_id;
+    for (size_t i = 0; i < n; i++) {
+        hr_adapter_version *version = items[i].version;
+        if (items[i].reservation != NULL)
+            unlink_reservation(store, items[i].reservation);
+        version->payload = items[i].payload;
+        hr_adapter_version *former = publish_version(store, version);
+        if (former != NULL) {
+            former->next = dead;
+            dead = former;
+        }
+        items[i].id = version->id;
+        items[i].version = NULL;
+    }
+    hr_adapter_version **end = &dead;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = evict_over_cap(store, first_new_id);
+    atomic_fetch_add(&store->changes, 1);
+    pthread_mutex_unlock(&store->lock);
+    for (size_t i = 0; i < n; i++)
+        reservation_free(store, items[i].reservation);
+    bury(store, dead);
 }
 
 void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *reservation) {
@@ -494,6 +679,7 @@ hr_status hr_adapter_store_unload(hr_adapter_store *store, const char *name, hr_
     bool known = version != NULL || forget_evicted(store, name);
     for (hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
         r->revoked |= r->recalled && strcmp(r->version->name, name) == 0;
+    atomic_fetch_add(&store->changes, 1);
     pthread_mutex_unlock(&store->lock);
     if (!known)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "LoRA with name %.256s does not exist", name);
@@ -536,7 +722,51 @@ void hr_adapter_store_release(hr_adapter_store *store, hr_adapter_lease *lease) 
         store->stats.versions--;
     pthread_mutex_unlock(&store->lock);
     if (last)
-        version_free(store, version);
+        bury(store, version);
+}
+
+/* Inside the lock: what the name of a version stands for now. */
+static hr_lease_state state_of(hr_adapter_store *store, const hr_adapter_version *version,
+                               hr_adapter_version **now) {
+    if (version->published)
+        return HR_LEASE_CURRENT;
+    *now = find_published(store, version->name);
+    if (*now != NULL)
+        return HR_LEASE_RENEWED;
+    return find_evicted(store, version->name) != NULL ? HR_LEASE_CURRENT : HR_LEASE_UNLOADED;
+}
+
+hr_lease_state hr_adapter_store_renew(hr_adapter_store *store, hr_adapter_lease *lease) {
+    hr_adapter_version *version = lease->version, *now = NULL;
+    if (version == NULL)
+        return HR_LEASE_CURRENT;
+    pthread_mutex_lock(&store->lock);
+    hr_lease_state state = state_of(store, version, &now);
+    if (state == HR_LEASE_RENEWED) {
+        now->leases++;
+        now->awaited = false;
+        now->last_use = ++store->uses;
+        store->stats.leases_acquired++;
+        lease->version = now;
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (state == HR_LEASE_RENEWED)
+        hr_adapter_store_release(store, &(hr_adapter_lease){version});
+    return state;
+}
+
+bool hr_adapter_store_is_current(hr_adapter_store *store, const hr_adapter_lease *lease) {
+    hr_adapter_version *now = NULL;
+    if (lease->version == NULL)
+        return true;
+    pthread_mutex_lock(&store->lock);
+    hr_lease_state state = state_of(store, lease->version, &now);
+    pthread_mutex_unlock(&store->lock);
+    return state == HR_LEASE_CURRENT;
+}
+
+uint64_t hr_adapter_store_changes(hr_adapter_store *store) {
+    return atomic_load(&store->changes);
 }
 
 hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_error *err) {
@@ -582,7 +812,8 @@ hr_status hr_adapter_store_list(hr_adapter_store *store, hr_adapter_entry **out,
         for (const hr_adapter_version *v = store->published; v != NULL; v = v->next, i++) {
             hr_adapter_entry *e = &entries[i];
             memcpy(e->name, v->name, strlen(v->name) + 1);
-            memcpy(e->path, v->path, strlen(v->path) + 1);
+            const char *path = v->path != NULL ? v->path : "__stream__";
+            memcpy(e->path, path, strlen(path) + 1);
             e->id = v->id;
             e->pinned = v->pinned;
             e->rank = v->payload.rank;

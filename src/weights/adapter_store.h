@@ -46,6 +46,13 @@ void hr_adapter_store_destroy(hr_adapter_store *store);
 void hr_adapter_store_watch(hr_adapter_store *store, void (*gone)(void *self, uint64_t id),
                             void *self);
 
+/* From now on a version that dies by publish_all, renew or release is not freed on the thread where
+ * that happens, which may be the one that computes steps: wake is called there instead, outside the
+ * lock, and hr_adapter_store_sweep frees it. NULL: freed at once. No other call may be under way.
+ */
+void hr_adapter_store_set_sweeper(hr_adapter_store *store, void (*wake)(void *self), void *self);
+void hr_adapter_store_sweep(hr_adapter_store *store);
+
 /* ---- loading: reserve the name, build the payload without any lock, then publish or cancel ----
  */
 
@@ -75,7 +82,8 @@ void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *re
 
 /* Holds a place for a new name without a path (path may be NULL: it can never be recalled), as
  * reserve does, but never by evicting what is there: HR_ERR_LIMIT ("max-loaded-loras") when the cap
- * is reached, unless path is given. A published name needs no reservation: *out is NULL then. */
+ * is reached, unless path is given. A published name needs no reservation: *out is NULL then. Until
+ * it is published, requests for the name hear that it is "awaiting publication". */
 hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
                                             const char *path, bool pinned,
                                             hr_adapter_reservation **out, hr_error *err);
@@ -135,6 +143,12 @@ typedef enum hr_lease_state {
 /* For a request that has not begun, or is computed anew: lease what its name stands for now. An
  * evicted name counts as CURRENT. A zero lease is CURRENT. */
 hr_lease_state hr_adapter_store_renew(hr_adapter_store *store, hr_adapter_lease *lease);
+/* Whether renew would say CURRENT. */
+bool hr_adapter_store_is_current(hr_adapter_store *store, const hr_adapter_lease *lease);
+/* Grows whenever a name comes, goes or changes, so that who renews leases knows when. Takes no
+ * lock.
+ */
+uint64_t hr_adapter_store_changes(hr_adapter_store *store);
 
 hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *name);
 
@@ -147,7 +161,7 @@ const char *hr_adapter_lease_name(const hr_adapter_lease *lease);
 
 typedef struct hr_adapter_entry {
     char name[HR_ADAPTER_NAME_MAX + 1];
-    char path[HR_ADAPTER_PATH_MAX + 1];
+    char path[HR_ADAPTER_PATH_MAX + 1]; /* "__stream__" when it has none */
     uint64_t id;
     bool pinned;
     uint32_t rank;
