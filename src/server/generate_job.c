@@ -255,7 +255,7 @@ static void append_event(hr_job *j, size_t i, bool first, const char *weight_ver
  * steps. */
 static bool next_events(void *ctx, hr_buf *out) {
     hr_job *j = ctx;
-    char version[256];
+    char version[HR_WEIGHT_VERSION_SIZE];
     bool all_sent = true;
     hr_engine_weight_version(j->server->options.engine, version, sizeof version);
     for (size_t i = 0; i < j->request.n_items; i++) {
@@ -524,7 +524,7 @@ static void abort_if_asked(hr_job *j, size_t i) {
  * before it are aborted. False: an adapter must be read back before it can go on. */
 static bool submit_all(hr_job *j) {
     hr_engine *engine = j->server->options.engine;
-    char version[256];
+    char version[HR_WEIGHT_VERSION_SIZE];
     hr_error err = {.status = HR_ERR_CANCELLED};
     hr_status status = HR_OK;
     if (!j->checked && !check_sequences(j, &status, &err))

@@ -39,7 +39,7 @@ typedef struct hr_output_mark {
 
 /* Output tokens [start, end) were made under this weight version. */
 typedef struct hr_output_span {
-    char version[256];
+    char version[HR_WEIGHT_VERSION_SIZE];
     uint32_t start, end;
 } hr_output_span;
 
@@ -63,7 +63,7 @@ typedef struct hr_generate_output {
 
     bool finished;
     hr_finish finish; /* message and weight_version point into the buffers below; no spans */
-    char message[256], weight_version[256];
+    char message[256], weight_version[HR_WEIGHT_VERSION_SIZE];
     hr_output_span *spans; /* contiguous from 0 to all tokens; a copy borrows them */
     size_t n_spans;
 } hr_generate_output;

@@ -141,6 +141,22 @@ void hr_generate_reply_spans(const hr_generate_output *out, hr_json_writer *w) {
     hr_json_array_end(w);
 }
 
+/* Which adapter serves, and, once it is certain, which version of it did. */
+static void write_adapter(const hr_generate_output *out, hr_json_writer *w) {
+    static const char *const keys[] = {"lora_path", "lora_name"};
+    for (int i = 0; i < 2; i++) {
+        hr_json_key(w, keys[i]);
+        if (out->item->lora_name != NULL)
+            hr_json_write_string(w, out->item->lora_name);
+        else
+            hr_json_write_null(w);
+    }
+    if (out->finished && out->finish.adapter_id != 0)
+        hr_json_put_u64(w, "lora_id", out->finish.adapter_id);
+    else
+        hr_json_put_null(w, "lora_id");
+}
+
 static void write_meta(writing *x, const hr_reply_options *options) {
     hr_json_writer *w = x->w;
     const hr_generate_output *out = x->out;
@@ -157,11 +173,7 @@ static void write_meta(writing *x, const hr_reply_options *options) {
     hr_json_put_u64(w, "completion_tokens", out->before.tokens + out->tokens.n);
     hr_json_put_u64(w, "cached_tokens", out->finish.cached_tokens);
     hr_json_put_u64(w, "reasoning_tokens", 0);
-    hr_json_key(w, "lora_path");
-    if (out->item->lora_name != NULL)
-        hr_json_write_string(w, out->item->lora_name);
-    else
-        hr_json_write_null(w);
+    write_adapter(out, w);
     if (out->finished) {
         hr_json_key(w, "weight_versions");
         hr_generate_reply_spans(out, w);

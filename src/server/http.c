@@ -29,6 +29,7 @@
 #define IDLE_SECONDS 120u
 #define RECEIVE_SECONDS 30u /* without a byte while a body is coming */
 #define MAX_HEADERS 2
+#define MAX_KEPT_BODIES ((size_t)1 << 30) /* of bytes, for the bodies to come */
 #define WATCH_STOP UINT64_MAX
 
 struct hr_exchange {
@@ -44,9 +45,10 @@ struct hr_exchange {
     char *path;
     bool dispatched;
 
-    hr_buf body;
-    size_t dropped; /* body bytes read and not kept */
-    bool too_large;
+    hr_body body;
+    size_t dropped;       /* body bytes read and not kept */
+    unsigned body_status; /* not 0: the body was not taken, and body_error says why */
+    hr_error body_error;
 
     pthread_mutex_t lock;
     bool suspended, woken;
@@ -70,6 +72,7 @@ struct hr_exchange {
 
 struct hr_http {
     hr_http_options options;
+    hr_body_pool *bodies;
     struct MHD_Daemon *daemon;
     atomic_bool quiesced;
     int watch_fd, watch_stop_fd;
@@ -96,7 +99,7 @@ void hr_exchange_unref(hr_exchange *x) {
     if (x->async.release != NULL)
         x->async.release(x->async.ctx);
     pthread_mutex_destroy(&x->lock);
-    hr_buf_free(&x->body);
+    hr_body_free(&x->body);
     hr_buf_free(&x->reply);
     hr_buf_free(&x->chunk);
     free(x->path);
@@ -110,6 +113,28 @@ const char *hr_exchange_path(const hr_exchange *x) {
 const char *hr_exchange_body(const hr_exchange *x, size_t *len) {
     *len = x->body.len;
     return x->body.data != NULL ? x->body.data : "";
+}
+
+hr_body hr_exchange_take_body(hr_exchange *x) {
+    return hr_body_move(&x->body);
+}
+
+typedef struct query_visit {
+    bool (*fn)(void *ctx, const char *key, const char *value);
+    void *ctx;
+} query_visit;
+
+static enum MHD_Result visit_query(void *cls, enum MHD_ValueKind kind, const char *key,
+                                   const char *value) {
+    (void)kind;
+    query_visit *visit = cls;
+    return visit->fn(visit->ctx, key, value != NULL ? value : "") ? MHD_YES : MHD_NO;
+}
+
+void hr_exchange_query_each(const hr_exchange *x,
+                            bool (*fn)(void *ctx, const char *key, const char *value), void *ctx) {
+    query_visit visit = {fn, ctx};
+    MHD_get_connection_values(x->connection, MHD_GET_ARGUMENT_KIND, visit_query, &visit);
 }
 
 const char *hr_exchange_query(const hr_exchange *x, const char *key) {
@@ -297,6 +322,38 @@ static unsigned authorize(const hr_http *http, hr_method method, const hr_exchan
     return hr_auth_check(&http->options.keys, level, authorization);
 }
 
+static size_t max_body(const hr_exchange *x) {
+    return x->route->max_body > 0 ? x->route->max_body : x->http->options.max_body;
+}
+
+/* The body will not be taken; what comes of it is read and dropped. */
+static void refuse_body(hr_exchange *x) {
+    bool short_of_memory = x->body_error.status == HR_ERR_NO_MEMORY;
+    x->body_status = short_of_memory ? 500 : 413;
+    hr_body_free(&x->body);
+}
+
+static void over_limit(hr_exchange *x) {
+    hr_fail(&x->body_error, HR_ERR_LIMIT,
+            "the request body is over the limit of %zu bytes of this route", max_body(x));
+    refuse_body(x);
+}
+
+/* Makes room for the whole body at once where its length is known. */
+static void announce_body(hr_exchange *x) {
+    const char *length =
+        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    if (x->route == NULL || x->refused != 0 || length == NULL)
+        return;
+    errno = 0;
+    unsigned long long bytes = strtoull(length, NULL, 10);
+    if (errno != 0 || bytes > max_body(x))
+        over_limit(x);
+    else if (bytes > 0 &&
+             hr_body_announce(&x->body, x->http->bodies, (size_t)bytes, &x->body_error) != HR_OK)
+        refuse_body(x);
+}
+
 static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, const char *path,
                              const char *method, void **state) {
     hr_exchange *x = calloc(1, sizeof *x);
@@ -329,15 +386,14 @@ static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, c
      */
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, RECEIVE_SECONDS);
 
+    announce_body(x);
     /* A client that asks first is told before it sends anything. */
-    const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
-    const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
-    if (length != NULL && expect != NULL && strtoull(length, NULL, 10) > http->options.max_body) {
-        mark_dispatched(x);
-        hr_reply_error(x, 413, "the request body is over the limit of this server");
-        return send_reply(x);
-    }
-    return MHD_YES;
+    if (x->body_status == 0 ||
+        MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect") == NULL)
+        return MHD_YES;
+    mark_dispatched(x);
+    hr_reply_error(x, x->body_status, x->body_error.message);
+    return send_reply(x);
 }
 
 /* Cuts off a client that goes on sending far beyond the limit. The library cannot answer in the
@@ -362,17 +418,16 @@ static enum MHD_Result cut_off(hr_exchange *x) {
 }
 
 static enum MHD_Result take_body(hr_exchange *x, const char *data, size_t size) {
-    const hr_http_options *options = &x->http->options;
-    bool wanted = x->route != NULL && x->refused == 0;
-    if (wanted && !x->too_large && size <= options->max_body - x->body.len) {
-        hr_buf_append(&x->body, data, size);
-        return MHD_YES;
+    if (x->route != NULL && x->refused == 0 && x->body_status == 0) {
+        if (size > max_body(x) - x->body.len)
+            over_limit(x);
+        else if (hr_body_append(&x->body, x->http->bodies, data, size, &x->body_error) != HR_OK)
+            refuse_body(x);
+        else
+            return MHD_YES;
     }
-    if (wanted)
-        x->too_large = true;
-    hr_buf_free(&x->body);
     x->dropped += size;
-    return x->dropped > options->max_drain ? cut_off(x) : MHD_YES;
+    return x->dropped > x->http->options.max_drain ? cut_off(x) : MHD_YES;
 }
 
 /* What clients of SGLang look for. */
@@ -398,13 +453,10 @@ static void dispatch(hr_exchange *x) {
         snprintf(message, sizeof message, "%.100s takes %s", x->path, text);
         hr_exchange_header(x, "Allow", text);
         hr_reply_error(x, 405, message);
-    } else if (x->too_large) {
-        snprintf(message, sizeof message, "the request body is over the limit of %zu bytes",
-                 x->http->options.max_body);
-        hr_reply_error(x, 413, message);
-    } else if (x->body.failed) {
-        hr_reply_error(x, 500, "out of memory for the request body");
+    } else if (x->body_status != 0) {
+        hr_reply_error(x, x->body_status, x->body_error.message);
     } else {
+        hr_body_complete(&x->body);
         x->route->handler(x, x->http->options.app);
     }
 }
@@ -581,10 +633,13 @@ hr_status hr_http_start(const hr_http_options *options, int fd, hr_http **out, h
     pthread_condattr_destroy(&attr);
     raise_descriptor_limit();
 
-    hr_status status = HR_ERR_IO;
+    hr_status status = hr_body_pool_create(MAX_KEPT_BODIES, &http->bodies, err);
     http->watch_fd = epoll_create1(EPOLL_CLOEXEC);
     http->watch_stop_fd = eventfd(0, EFD_CLOEXEC);
     struct epoll_event stop = {.events = EPOLLIN, .data.u64 = WATCH_STOP};
+    if (status != HR_OK)
+        goto fail;
+    status = HR_ERR_IO;
     if (http->watch_fd < 0 || http->watch_stop_fd < 0 ||
         epoll_ctl(http->watch_fd, EPOLL_CTL_ADD, http->watch_stop_fd, &stop) != 0 ||
         pthread_create(&http->watcher, NULL, watch_hangups, http) != 0) {
@@ -621,6 +676,7 @@ fail:
         close(http->watch_fd);
     if (http->watch_stop_fd >= 0)
         close(http->watch_stop_fd);
+    hr_body_pool_unref(http->bodies);
     pthread_cond_destroy(&http->idle);
     pthread_mutex_destroy(&http->lock);
     free(http);
@@ -677,6 +733,7 @@ void hr_http_stop(hr_http *http, uint64_t wait_ms) {
         pthread_join(http->watcher, NULL);
     close(http->watch_fd);
     close(http->watch_stop_fd);
+    hr_body_pool_unref(http->bodies);
     pthread_cond_destroy(&http->idle);
     pthread_mutex_destroy(&http->lock);
     free(http);

@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "server/body.h"
 #include "server/router.h"
 
 #include <stdbool.h>
@@ -24,8 +25,8 @@ typedef struct hr_http_options {
     void *app;         /* handed to every handler */
     hr_auth_keys keys; /* strings must outlive the server */
     unsigned threads;  /* I/O threads, at least 1 */
-    size_t max_body;   /* longer request bodies are answered 413 */
-    size_t max_drain;  /* bytes read and dropped beyond it before the connection is cut */
+    size_t max_body; /* longer request bodies are answered 413, where a route says no other limit */
+    size_t max_drain; /* bytes read and dropped beyond it before the connection is cut */
 } hr_http_options;
 
 /* Binds host and port without accepting yet, so that a taken port is known before a model is
@@ -49,10 +50,16 @@ void hr_http_stop(hr_http *http, uint64_t wait_ms);
 const char *hr_exchange_path(const hr_exchange *exchange);
 /* The whole body, NUL-terminated; "" when there is none. Valid as long as the exchange. */
 const char *hr_exchange_body(const hr_exchange *exchange, size_t *len);
+/* The same, out of the exchange, which has none afterwards: for who keeps it longer, or frees it
+ * sooner. */
+hr_body hr_exchange_take_body(hr_exchange *exchange);
 
 /* Of the query string, "" for a key without a value; and a header of the request. NULL when absent.
  * Inside the handler only. */
 const char *hr_exchange_query(const hr_exchange *exchange, const char *key);
+/* Every key of the query string with its value, in order; fn returns false to stop. */
+void hr_exchange_query_each(const hr_exchange *exchange,
+                            bool (*fn)(void *ctx, const char *key, const char *value), void *ctx);
 const char *hr_exchange_request_header(const hr_exchange *exchange, const char *name);
 
 /* Answers; takes body's memory over (body is zeroed) and sends it as JSON when it is not empty. A

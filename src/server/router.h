@@ -27,6 +27,7 @@ typedef struct hr_route {
     const char *path; /* whole path, exact; one that ends with '/' takes every longer path too */
     hr_handler handler;
     hr_auth_level level; /* who may call it; there is no default */
+    size_t max_body;     /* bytes of a request body; 0: the server's ordinary limit */
 } hr_route;
 
 hr_method hr_method_from_name(const char *name);

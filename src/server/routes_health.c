@@ -111,21 +111,9 @@ static hr_status wait_for_life(hr_call *c, probe *p) {
     return hr_fail(&c->err, HR_ERR_BUSY, "the engine made no step in %d s", PROBE_SECONDS);
 }
 
-static void run_probe(hr_call *c) {
-    static const uint32_t prompt[] = {0};
-    hr_engine *engine = c->server->options.engine;
-    char rid[64];
-    if (stats_of(c->server).paused) {
-        c->status = HR_OK;
-        return;
-    }
-    probe *p = new_probe();
-    if (p == NULL) {
-        c->status = hr_fail(&c->err, HR_ERR_NO_MEMORY, "out of memory for the call");
-        return;
-    }
-    snprintf(rid, sizeof rid, "HEALTH_CHECK_%llu",
-             (unsigned long long)atomic_fetch_add(&c->server->probes_made, 1));
+static const uint32_t prompt[] = {0};
+
+static hr_request_params probe_params(probe *p, const char *rid) {
     hr_request_params params = {.rid = rid,
                                 .input_ids = prompt,
                                 .n_input_ids = 1,
@@ -136,6 +124,25 @@ static void run_probe(hr_call *c) {
                                 .on_finish = on_finish};
     params.sampling.max_new_tokens = 1;
     params.sampling.temperature = 0;
+    return params;
+}
+
+static void run_probe(hr_call *c) {
+    hr_engine *engine = c->server->options.engine;
+    char rid[64];
+    snprintf(rid, sizeof rid, "HEALTH_CHECK_%llu",
+             (unsigned long long)atomic_fetch_add(&c->server->probes_made, 1));
+    if (stats_of(c->server).paused) { /* makes no token and is well, if it could */
+        hr_request_params asked = probe_params(NULL, rid);
+        c->status = hr_engine_check(engine, &asked, &c->err);
+        return;
+    }
+    probe *p = new_probe();
+    if (p == NULL) {
+        c->status = hr_fail(&c->err, HR_ERR_NO_MEMORY, "out of memory for the call");
+        return;
+    }
+    hr_request_params params = probe_params(p, rid);
     c->status = hr_engine_submit(engine, &params, &c->err);
     if (c->status == HR_OK) {
         c->status = wait_for_life(c, p);

@@ -86,7 +86,7 @@ void hr_route_model(hr_exchange *exchange, void *app) {
 void hr_route_model_info(hr_exchange *exchange, void *app) {
     hr_server *server = app;
     const hr_engine_info *info = hr_engine_info_of(server->options.engine);
-    char version[256];
+    char version[HR_WEIGHT_VERSION_SIZE];
     hr_engine_weight_version(server->options.engine, version, sizeof version);
     hr_buf body = {0};
     hr_json_writer w;
@@ -104,13 +104,15 @@ void hr_route_model_info(hr_exchange *exchange, void *app) {
     hr_json_array_begin(&w);
     hr_json_write_string(&w, info->architecture);
     hr_json_array_end(&w);
+    hr_json_key(&w, "weight_update");
+    hr_write_update_status(server->options.engine, &w);
     hr_json_object_end(&w);
     hr_exchange_reply(exchange, 200, &body);
 }
 
 static void write_state(const hr_server *server, hr_json_writer *w) {
     hr_engine_stats s;
-    char version[256];
+    char version[HR_WEIGHT_VERSION_SIZE];
     hr_engine_stats_get(server->options.engine, &s);
     hr_engine_weight_version(server->options.engine, version, sizeof version);
     hr_json_object_begin(w);
@@ -131,7 +133,28 @@ static void write_state(const hr_server *server, hr_json_writer *w) {
     hr_json_put_u64(w, "cached_prompt_tokens", s.cached_prompt_tokens);
     hr_json_put_u64(w, "generated_tokens", s.generated_tokens);
     hr_json_put_u64(w, "steps", s.steps);
+    hr_json_key(w, "weight_update");
+    hr_write_update_status(server->options.engine, w);
     hr_json_object_end(w);
+}
+
+static void write_adapters(hr_engine *engine, hr_json_writer *w) {
+    hr_adapter_info *adapters = NULL;
+    size_t n = 0;
+    hr_status status = hr_engine_list_adapters(engine, &adapters, &n, NULL);
+    hr_json_array_begin(w);
+    for (size_t i = 0; status == HR_OK && i < n; i++) {
+        hr_json_object_begin(w);
+        hr_json_put_string(w, "lora_name", adapters[i].name);
+        hr_json_put_u64(w, "lora_id", adapters[i].id);
+        hr_json_put_string(w, "lora_path", adapters[i].path);
+        hr_json_put_bool(w, "pinned", adapters[i].pinned);
+        hr_json_put_u64(w, "rank", adapters[i].rank);
+        hr_json_put_u64(w, "bytes", adapters[i].bytes);
+        hr_json_object_end(w);
+    }
+    hr_json_array_end(w);
+    free(adapters);
 }
 
 static void write_routes(hr_json_writer *w) {
@@ -174,6 +197,9 @@ void hr_route_server_info(hr_exchange *exchange, void *app) {
     hr_json_array_begin(&w);
     write_state(server, &w);
     hr_json_array_end(&w);
+    hr_json_put_string(&w, "base_mode", hr_engine_base_mode(server->options.engine));
+    hr_json_key(&w, "adapters");
+    write_adapters(server->options.engine, &w);
     hr_json_put_string(&w, "version", hr_version());
     hr_json_put_null(&w, "kv_events");
     hr_json_key(&w, "routes");

@@ -10,24 +10,52 @@
 
 #define IO_THREADS 4
 #define MAX_BODY ((size_t)32 << 20)
+#define MAX_JSON_TENSORS ((size_t)1 << 30) /* 768 MiB of tensors as base64 */
+#define MAX_IMAGE ((size_t)8 << 30)        /* no tensor is split, and some are gigabytes */
+#define MAX_MANIFEST ((size_t)128 << 20)   /* names and digests of half a million tensors */
 #define MAX_DRAIN ((size_t)64 << 20)
 #define LAST_BYTES_MS 5000 /* for clients that read their answers slowly when the server stops */
 
 #define GET HR_METHOD_GET
 #define POST HR_METHOD_POST
 #define PUT HR_METHOD_PUT
+#define ADMIN HR_AUTH_ADMIN_OPTIONAL
 
 static const hr_route routes[] = {
     {POST | PUT, "/generate", hr_route_generate, HR_AUTH_NORMAL},
     {POST, "/v1/completions", hr_route_completions, HR_AUTH_NORMAL},
     {GET, "/v1/models", hr_route_models, HR_AUTH_NORMAL},
     {GET, "/v1/models/", hr_route_model, HR_AUTH_NORMAL},
-    {POST, "/load_lora_adapter", hr_route_load_adapter, HR_AUTH_ADMIN_OPTIONAL},
-    {POST, "/unload_lora_adapter", hr_route_unload_adapter, HR_AUTH_ADMIN_OPTIONAL},
-    {POST, "/pause_generation", hr_route_pause, HR_AUTH_ADMIN_OPTIONAL},
-    {POST, "/continue_generation", hr_route_continue, HR_AUTH_ADMIN_OPTIONAL},
-    {GET | POST, "/flush_cache", hr_route_flush_cache, HR_AUTH_ADMIN_OPTIONAL},
-    {POST, "/abort_request", hr_route_abort, HR_AUTH_ADMIN_OPTIONAL},
+    {POST, "/load_lora_adapter", hr_route_load_adapter, ADMIN},
+    {POST, "/unload_lora_adapter", hr_route_unload_adapter, ADMIN},
+    {POST, "/load_lora_adapter_from_tensors", hr_route_load_adapter_from_tensors, ADMIN,
+     MAX_JSON_TENSORS},
+    {POST, "/register_lora_adapter", hr_route_register_adapter, ADMIN},
+    {POST, "/begin_weight_update", hr_route_begin_update, ADMIN},
+    {POST, "/update_weights_from_tensor", hr_route_update_from_tensor, ADMIN, MAX_JSON_TENSORS},
+    {POST, "/update_weights_from_safetensors", hr_route_update_from_safetensors, ADMIN, MAX_IMAGE},
+    {POST, "/end_weight_update", hr_route_end_update, ADMIN, MAX_MANIFEST},
+    {POST, "/prepare_weight_update", hr_route_prepare_update, ADMIN, MAX_MANIFEST},
+    {POST, "/commit_weight_update", hr_route_commit_update, ADMIN},
+    {POST, "/abort_weight_update", hr_route_abort_update, ADMIN},
+    {GET, "/weight_update_status", hr_route_update_status, ADMIN},
+    {POST, "/update_weights_from_disk", hr_route_update_from_disk, ADMIN},
+    {POST, "/update_weight_version", hr_route_update_version, ADMIN},
+    {GET | POST, "/get_weights_by_name", hr_route_weights_by_name, ADMIN},
+    {GET | POST, "/weights_checker", hr_route_weights_checker, ADMIN},
+    {GET, "/weight_digests", hr_route_weight_digests, ADMIN},
+    {GET | POST, "/release_memory_occupation", hr_route_release_memory, ADMIN},
+    {GET | POST, "/resume_memory_occupation", hr_route_resume_memory, ADMIN},
+    {POST, "/init_weights_update_group", hr_route_refused, ADMIN},
+    {POST, "/destroy_weights_update_group", hr_route_refused, ADMIN},
+    {POST, "/update_weights_from_distributed", hr_route_refused, ADMIN},
+    {POST, "/load_lora_adapter_from_distributed", hr_route_refused, ADMIN},
+    {POST, "/update_weights_from_ipc", hr_route_refused, ADMIN},
+    {POST, "/pull_weights", hr_route_refused, ADMIN},
+    {POST, "/pause_generation", hr_route_pause, ADMIN},
+    {POST, "/continue_generation", hr_route_continue, ADMIN},
+    {GET | POST, "/flush_cache", hr_route_flush_cache, ADMIN},
+    {POST, "/abort_request", hr_route_abort, ADMIN},
     {GET, "/model_info", hr_route_model_info, HR_AUTH_NORMAL},
     {GET, "/get_model_info", hr_route_model_info, HR_AUTH_NORMAL},
     {GET, "/server_info", hr_route_server_info, HR_AUTH_NORMAL},
@@ -64,7 +92,8 @@ static hr_status create_workers(hr_server *server, hr_error *err) {
     HR_TRY(hr_worker_create(1, &server->pauses, err));
     HR_TRY(hr_worker_create(1, &server->flushes, err));
     HR_TRY(hr_worker_create(8, &server->flush_waits, err));
-    return hr_worker_create(2, &server->checks, err);
+    HR_TRY(hr_worker_create(2, &server->checks, err));
+    return hr_worker_create(4, &server->updates, err); /* ranks of a trainer that post at once */
 }
 
 static void free_server(hr_server *server) {
@@ -75,6 +104,7 @@ static void free_server(hr_server *server) {
     hr_worker_destroy(server->flushes);
     hr_worker_destroy(server->flush_waits);
     hr_worker_destroy(server->checks);
+    hr_worker_destroy(server->updates);
     for (size_t i = 0; i < server->n_noted; i++)
         free(server->noted[i]);
     pthread_mutex_destroy(&server->lock);
@@ -126,6 +156,7 @@ void hr_server_stop(hr_server *server, uint64_t drain_ms) {
     hr_worker_finish(server->flushes);
     hr_worker_finish(server->flush_waits);
     hr_worker_finish(server->checks);
+    hr_worker_finish(server->updates);
     hr_http_stop(server->http, LAST_BYTES_MS);
     free_server(server);
 }
