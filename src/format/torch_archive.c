@@ -8,8 +8,8 @@
 /* A payload, a value of a LocalSerializedTensor in it, and a storage in that. */
 #define MAX_DEPTH 3
 
-static const unsigned char magic[] = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46,
-                                      0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
+/* The number that is the first pickle of the legacy form, little-endian. */
+static const unsigned char magic[] = {0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
 
 static hr_status corrupt(const char *what, hr_error *err) {
     return hr_fail(err, HR_ERR_CORRUPT, "torch.save bytes: %s", what);
@@ -141,9 +141,10 @@ static hr_status read_legacy_storages(hr_torch_reader *r, const unsigned char *b
     return check_all_given(k, err);
 }
 
-static hr_status read_legacy(hr_torch_reader *r, const unsigned char *bytes, size_t size,
+/* `at` stands behind the first pickle. */
+static hr_status read_legacy(hr_torch_reader *r, const unsigned char *bytes, size_t size, size_t at,
                              uint32_t *out, hr_error *err) {
-    size_t at = sizeof magic, first = r->storages_n;
+    size_t first = r->storages_n;
     keyed k = {0};
     uint32_t keys = 0;
     HR_TRY(check_system(r, bytes, size, &at, err));
@@ -329,21 +330,28 @@ static hr_status read_zip(hr_torch_reader *r, const unsigned char *bytes, size_t
     return status;
 }
 
-bool hr_torch_is_archive(const unsigned char *bytes, size_t size) {
-    return size >= sizeof magic &&
-           (memcmp(bytes, "PK\3\4", 4) == 0 || memcmp(bytes, magic, sizeof magic) == 0);
+static hr_status read_pickle(hr_torch_reader *r, const unsigned char *bytes, size_t size,
+                             uint32_t *out, hr_error *err) {
+    size_t at = 0;
+    HR_TRY(hr_torch_unpickle(r, bytes, size, &at, out, err));
+    const hr_torch_value *first = hr_torch_at(r, *out);
+    if (first->kind == HR_TORCH_LONG && first->count == sizeof magic &&
+        memcmp(first->bytes, magic, sizeof magic) == 0)
+        return read_legacy(r, bytes, size, at, out, err);
+    if (at != size)
+        return hr_fail(err, HR_ERR_CORRUPT, "%zu bytes follow the end of the pickle", size - at);
+    return HR_OK;
 }
 
-hr_status hr_torch_archive_read(hr_torch_reader *r, const unsigned char *bytes, size_t size,
-                                uint32_t *out, hr_error *err) {
-    if (!hr_torch_is_archive(bytes, size))
-        return corrupt("neither the legacy form nor a zip archive", err);
+hr_status hr_torch_read_object(hr_torch_reader *r, const unsigned char *bytes, size_t size,
+                               uint32_t *out, hr_error *err) {
     if (r->depth == MAX_DEPTH)
         return hr_fail(err, HR_ERR_LIMIT, "the payload holds pickles in pickles deeper than %d",
                        MAX_DEPTH);
     r->depth++;
-    hr_status status = bytes[0] == 'P' ? read_zip(r, bytes, size, out, err)
-                                       : read_legacy(r, bytes, size, out, err);
+    hr_status status = size >= 4 && memcmp(bytes, "PK\3\4", 4) == 0
+                           ? read_zip(r, bytes, size, out, err)
+                           : read_pickle(r, bytes, size, out, err);
     r->depth--;
     return status;
 }

@@ -49,17 +49,6 @@ static hr_status begin(hr_torch_reader *r, hr_error *err) {
     return HR_OK;
 }
 
-static hr_status read_object(hr_torch_reader *r, const unsigned char *bytes, size_t size,
-                             uint32_t *out, hr_error *err) {
-    size_t at = 0;
-    if (hr_torch_is_archive(bytes, size))
-        return hr_torch_archive_read(r, bytes, size, out, err);
-    HR_TRY(hr_torch_unpickle(r, bytes, size, &at, out, err));
-    if (at != size)
-        return hr_fail(err, HR_ERR_CORRUPT, "%zu bytes follow the end of the pickle", size - at);
-    return HR_OK;
-}
-
 /* Row-major without holes, for a tensor that has elements; the stride of a dimension of one element
  * does not matter. */
 static bool is_packed(const hr_torch_strided *t) {
@@ -191,9 +180,7 @@ static hr_status read_local(reading *g, const hr_torch_value *object, uint32_t *
                        g->options->rank, hr_torch_kind_text(&bytes));
     bool keep = r->keep_shared;
     r->keep_shared = false;
-    r->depth++;
-    hr_status status = read_object(r, bytes.bytes, bytes.count, out, err);
-    r->depth--;
+    hr_status status = hr_torch_read_object(r, bytes.bytes, bytes.count, out, err);
     r->keep_shared = keep;
     return status;
 }
@@ -433,7 +420,7 @@ static hr_status read_named(reading *g, uint32_t object, hr_error *err) {
 static hr_status read_payload(reading *g, const void *bytes, size_t size, hr_error *err) {
     uint32_t object = 0;
     HR_TRY(begin(&g->r, err));
-    HR_TRY(read_object(&g->r, bytes, size, &object, err));
+    HR_TRY(hr_torch_read_object(&g->r, bytes, size, &object, err));
     HR_TRY(g->options->flattened ? read_bucket(g, object, err) : read_named(g, object, err));
     return check_no_twins(g->payload, err);
 }

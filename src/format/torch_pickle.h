@@ -142,11 +142,10 @@ hr_status hr_torch_read_sizes(const hr_torch_reader *r, const hr_torch_value *tu
 hr_status hr_torch_persistent(hr_torch_reader *r, hr_torch_value id, hr_torch_value *out,
                               hr_error *err);
 
-/* torch_archive.c: whether bytes begin as torch.save's legacy or zip form, and the object in one;
- * every storage it names has its bytes afterwards. */
-bool hr_torch_is_archive(const unsigned char *bytes, size_t size);
-hr_status hr_torch_archive_read(hr_torch_reader *r, const unsigned char *bytes, size_t size,
-                                uint32_t *out, hr_error *err);
+/* torch_archive.c: the object in bytes that are a pickle or torch.save's legacy or zip form, of
+ * which every storage has its bytes afterwards. */
+hr_status hr_torch_read_object(hr_torch_reader *r, const unsigned char *bytes, size_t size,
+                               uint32_t *out, hr_error *err);
 
 /* torch_shm.c: copies `bytes` bytes out of the shared memory object of that name and, unless `keep`
  * is true, gives one count of it back; data may be NULL when bytes is 0 or nothing but the count is

@@ -193,7 +193,7 @@ static hr_status load_from_bytes(hr_torch_reader *r, const hr_torch_value *args,
     if (args->count != 1 || argument(r, args, 0).kind != HR_TORCH_BYTES)
         return wrong_arguments("_load_from_bytes", err);
     hr_torch_value bytes = argument(r, args, 0);
-    HR_TRY(hr_torch_archive_read(r, bytes.bytes, bytes.count, &object, err));
+    HR_TRY(hr_torch_read_object(r, bytes.bytes, bytes.count, &object, err));
     *out = *hr_torch_at(r, object);
     hr_torch_forget(r, values, items);
     if (out->kind != HR_TORCH_STORAGE)

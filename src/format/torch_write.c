@@ -35,7 +35,8 @@ typedef struct writer {
     unsigned memo_n;
 } writer;
 
-/* Classes of typed storages; types without one go as untyped bytes with their dtype beside them. */
+/* Classes of typed storages; types without one go as bytes with their dtype beside them. (torch
+ * itself writes UntypedStorage there, which its own legacy loader then refuses.) */
 static const char *storage_class(hr_dtype dtype) {
     switch (dtype) {
     case HR_DTYPE_BOOL:
@@ -147,8 +148,7 @@ static void put_storage_head(hr_buf *out, const char *cls, uint64_t numel) {
     hr_buf_append(out, "uu.", 3);
     hr_buf_append(out, "\x80\x02(", 3);
     put_text(out, "storage");
-    hr_buf_printf(out, "c%s\n%s\n", cls != NULL ? "torch" : "torch.storage",
-                  cls != NULL ? cls : "UntypedStorage");
+    hr_buf_printf(out, "ctorch\n%s\n", cls);
     put_text(out, "0");
     put_text(out, "cpu");
     put_int(out, numel);
@@ -163,7 +163,10 @@ static void put_storage_head(hr_buf *out, const char *cls, uint64_t numel) {
 static void put_storage(writer *w, hr_dtype dtype, uint64_t bytes) {
     const char *cls = storage_class(dtype);
     hr_buf head = {0};
-    put_storage_head(&head, cls, cls != NULL ? bytes / hr_dtype_size(dtype) : bytes);
+    if (cls != NULL)
+        put_storage_head(&head, cls, bytes / hr_dtype_size(dtype));
+    else
+        put_storage_head(&head, "ByteStorage", bytes);
     put_word(w, LOAD_FROM_BYTES);
     hr_buf_putc(w->out, (char)0x8e);
     put_number(w->out, head.len + bytes, 8);
