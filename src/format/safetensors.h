@@ -56,6 +56,12 @@ void hr_safetensors_drop(const hr_safetensors *file, const hr_tensor *tensor);
  * equal names, ERR_NO_MEMORY. */
 hr_status hr_safetensors_write(const hr_tensor *tensors, size_t n, hr_buf *image, hr_error *err);
 
+/* Appends only what stands before the data of such an image: the length and the header. order[i]
+ * gets the tensor whose data comes i-th, each right after the one before. For
+ * images that are never in one piece. Errors as above. */
+hr_status hr_safetensors_write_head(const hr_tensor *tensors, size_t n, const hr_tensor **order,
+                                    hr_buf *head, hr_error *err);
+
 /* Writes an image to path through a temporary file beside it and a rename, so that a reader sees
  * the old file or the whole new one. */
 hr_status hr_safetensors_save(const char *path, const hr_tensor *tensors, size_t n, hr_error *err);

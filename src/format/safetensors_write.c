@@ -66,31 +66,34 @@ static void put_header(const hr_tensor **list, size_t n, hr_buf *header) {
         hr_buf_putc(header, ' ');
 }
 
-hr_status hr_safetensors_write(const hr_tensor *tensors, size_t n, hr_buf *image, hr_error *err) {
+hr_status hr_safetensors_write_head(const hr_tensor *tensors, size_t n, const hr_tensor **order,
+                                    hr_buf *head, hr_error *err) {
     hr_buf header = {0};
     unsigned char length[8];
-    const hr_tensor **list = calloc(n + 1, sizeof *list);
-    hr_status status = HR_OK;
-    if (list == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", n);
     for (size_t i = 0; i < n; i++)
-        list[i] = &tensors[i];
-    status = check_names(list, n, err);
-    if (status != HR_OK)
-        goto out;
-    qsort(list, n, sizeof *list, compare_placement);
-    put_header(list, n, &header);
+        order[i] = &tensors[i];
+    HR_TRY(check_names(order, n, err));
+    qsort(order, n, sizeof *order, compare_placement);
+    put_header(order, n, &header);
     for (int i = 0; i < 8; i++)
         length[i] = (unsigned char)(header.len >> (8 * i));
-    hr_buf_append(image, length, sizeof length);
-    hr_buf_append(image, header.data, header.len);
-    for (size_t i = 0; i < n; i++)
-        hr_buf_append(image, list[i]->data, list[i]->bytes);
-    if (header.failed || image->failed)
-        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a safetensors image");
-out:
+    hr_buf_append(head, length, sizeof length);
+    hr_buf_append(head, header.data, header.len);
+    bool failed = header.failed || head->failed;
     hr_buf_free(&header);
-    free(list);
+    return failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a safetensors header") : HR_OK;
+}
+
+hr_status hr_safetensors_write(const hr_tensor *tensors, size_t n, hr_buf *image, hr_error *err) {
+    const hr_tensor **order = calloc(n + 1, sizeof *order);
+    if (order == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", n);
+    hr_status status = hr_safetensors_write_head(tensors, n, order, image, err);
+    for (size_t i = 0; status == HR_OK && i < n; i++)
+        hr_buf_append(image, order[i]->data, order[i]->bytes);
+    if (status == HR_OK && image->failed)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a safetensors image");
+    free(order);
     return status;
 }
 

@@ -1,0 +1,52 @@
+/* All engines of a publisher as one: performs a stage on every one of them, repeats what got lost,
+ * and remembers what each said last. Private to the room. */
+#ifndef HR_PUBLISH_FLEET_H
+#define HR_PUBLISH_FLEET_H
+
+#include "base/clock.h"
+#include "transport/transport.h"
+
+typedef struct hr_fleet_engine {
+    char *url;
+    bool known; /* false: whether the last stage was done is not known */
+    hr_session_state state;
+    bool paused, unservable;
+    char error[512]; /* of its last failure; "" */
+    hr_engine_receipt receipt;
+    bool has_receipt;
+    uint64_t retries;
+} hr_fleet_engine;
+
+typedef struct hr_fleet {
+    hr_transport transport;
+    hr_fleet_engine *engines;
+    size_t n;
+    hr_clock clock;
+    void (*sleep_ms)(void *self, uint64_t ms); /* between tries */
+    void *sleep_self;
+    uint64_t timeout_ms; /* of a stage */
+} hr_fleet;
+
+/* What is tried again, until the deadline. */
+typedef enum hr_fleet_retry {
+    HR_RETRY_LOST,    /* calls without an answer, a few times */
+    HR_RETRY_NOTHING, /* for engines to which a call cannot be repeated */
+    HR_RETRY_COMMIT,  /* all but a refusal that time does not change */
+    HR_RETRY_ALL      /* any refusal: flush, which waits for an idle engine */
+} hr_fleet_retry;
+
+/* Copies of urls; sleep and clock are the machine's until changed. */
+hr_status hr_fleet_init(hr_fleet *fleet, const char *const *urls, size_t n, uint64_t timeout_ms,
+                        hr_error *err);
+void hr_fleet_free(hr_fleet *fleet); /* closes the transport, when there is one */
+
+/* Forgets what engines said; paused stays. */
+void hr_fleet_reset(hr_fleet *fleet);
+
+/* The stage on every engine for which want (NULL: all) says true. Returns when each has done it or
+ * failed, the failure that is decided first in the order of engines as *err: "engine URL, stage:
+ * why". */
+hr_status hr_fleet_run(hr_fleet *fleet, const hr_stage_request *request, hr_fleet_retry retry,
+                       bool (*want)(const hr_fleet_engine *engine), hr_error *err);
+
+#endif

@@ -1,0 +1,171 @@
+/* Receipts of a push. */
+#include "publish/receipt.h"
+
+#include "format/json_writer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct receipt_box {
+    hr_push_receipt receipt; /* first: a receipt is a box */
+    hr_buf json;
+    char **strings; /* everything that the pointers of the receipt point at */
+    size_t n_strings;
+    hr_push_engine *engines;
+} receipt_box;
+
+void hr_push_receipt_free(hr_push_receipt *receipt) {
+    receipt_box *box = (receipt_box *)receipt;
+    if (box == NULL)
+        return;
+    for (size_t i = 0; i < box->n_strings; i++)
+        free(box->strings[i]);
+    free(box->strings);
+    free(box->engines);
+    hr_buf_free(&box->json);
+    free(box);
+}
+
+const char *hr_push_receipt_json(const hr_push_receipt *receipt) {
+    return ((const receipt_box *)receipt)->json.data;
+}
+
+/* ---- JSON ---- */
+
+static void put_digest(hr_json_writer *w, const uint8_t digest[HR_XXH3_SIZE]) {
+    char hex[HR_XXH3_HEX];
+    hr_json_put_string(w, "xxh3", hr_xxh3_format(digest, hex));
+}
+
+static void put_ms(hr_json_writer *w, const char *key, uint64_t ns) {
+    hr_json_key(w, key);
+    hr_json_write_f32(w, (float)((double)ns / 1e6));
+}
+
+static void write_engine(const hr_push_engine *e, hr_json_writer *w) {
+    hr_json_object_begin(w);
+    hr_json_put_string(w, "url", e->url);
+    hr_json_put_string(w, "state", e->state);
+    hr_json_put_u64(w, "retries", e->retries);
+    if (e->error[0] != '\0')
+        hr_json_put_string(w, "error", e->error);
+    hr_json_key(w, "receipt");
+    if (e->received[0] != '\0')
+        hr_json_write_raw(w, e->received, strlen(e->received));
+    else
+        hr_json_write_null(w);
+    hr_json_object_end(w);
+}
+
+static void write_times(const hr_push_receipt *r, hr_json_writer *w) {
+    hr_json_key(w, "milliseconds");
+    hr_json_object_begin(w);
+    put_ms(w, "pause", r->pause_ns);
+    put_ms(w, "register", r->register_ns);
+    put_ms(w, "begin", r->begin_ns);
+    put_ms(w, "stream", r->stream_ns);
+    put_ms(w, "prepare", r->prepare_ns);
+    put_ms(w, "commit", r->commit_ns);
+    put_ms(w, "total", r->total_ns);
+    hr_json_object_end(w);
+}
+
+static void write_receipt(const hr_push_receipt *r, const hr_error *failure, hr_buf *out) {
+    hr_json_writer w;
+    hr_json_writer_init(&w, out);
+    hr_json_object_begin(&w);
+    hr_json_put_bool(&w, "success", failure == NULL);
+    if (failure != NULL) {
+        hr_json_put_string(&w, "error", failure->message);
+        hr_json_put_string(&w, "status", hr_status_name(failure->status));
+    }
+    hr_json_put_string(&w, "session_id", r->session_id);
+    hr_json_put_string(&w, "transport", r->transport);
+    hr_json_put_string(&w, "weight_version", r->weight_version);
+    hr_json_put_bool(&w, "skipped", r->skipped);
+    hr_json_put_bool(&w, "atomic", r->atomic);
+    hr_json_put_u64(&w, "rank", r->rank);
+    hr_json_put_u64(&w, "ranks", r->ranks);
+    hr_json_put_u64(&w, "tensors", r->tensors);
+    hr_json_put_u64(&w, "bytes", r->bytes);
+    put_digest(&w, r->xxh3);
+    hr_json_put_u64(&w, "sent_tensors", r->sent_tensors);
+    hr_json_put_u64(&w, "sent_bytes", r->sent_bytes);
+    hr_json_put_u64(&w, "buckets", r->buckets);
+    write_times(r, &w);
+    hr_json_key(&w, "engines");
+    hr_json_array_begin(&w);
+    for (size_t i = 0; i < r->n_engines; i++)
+        write_engine(&r->engines[i], &w);
+    hr_json_array_end(&w);
+    hr_json_object_end(&w);
+}
+
+/* ---- making one ---- */
+
+/* NULL without memory, which the last step notices. */
+static const char *keep(receipt_box *box, const char *text, bool *failed) {
+    char **slot = &box->strings[box->n_strings];
+    *slot = strdup(text != NULL ? text : "");
+    if (*slot == NULL)
+        *failed = true;
+    else
+        box->n_strings++;
+    return *slot;
+}
+
+static void fill_engine(receipt_box *box, const hr_fleet_engine *from, hr_push_engine *e,
+                        bool *failed) {
+    const hr_engine_receipt *r = &from->receipt;
+    *e = (hr_push_engine){
+        .url = keep(box, from->url, failed),
+        .state = from->known ? hr_session_state_name(from->state) : "unknown",
+        .instance = keep(box, r->instance, failed),
+        .weight_version = keep(box, r->weight_version, failed),
+        .base_mode = keep(box, r->base_mode, failed),
+        .ranks = r->ranks,
+        .tensors = r->tensors,
+        .bytes = r->bytes,
+        .has_xxh3 = r->has_xxh3,
+        .receive_ns = r->receive_ns,
+        .verify_ns = r->verify_ns,
+        .build_ns = r->build_ns,
+        .publish_ns = r->publish_ns,
+        .retries = from->retries,
+        .error = keep(box, from->error, failed),
+        .received = keep(box, r->json, failed),
+    };
+    memcpy(e->xxh3, r->xxh3, HR_XXH3_SIZE);
+}
+
+hr_status hr_push_receipt_make(const hr_push_receipt *facts, const hr_fleet *fleet,
+                               const hr_error *failure, hr_push_receipt **out, hr_error *err) {
+    size_t n = fleet != NULL ? fleet->n : 0;
+    bool failed = false;
+    receipt_box *box = calloc(1, sizeof *box);
+    if (box == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a receipt");
+    box->engines = calloc(n + 1, sizeof *box->engines);
+    box->strings = calloc(3 + 6 * n, sizeof *box->strings);
+    if (box->engines == NULL || box->strings == NULL) {
+        failed = true;
+        goto out;
+    }
+    box->receipt = *facts;
+    box->receipt.session_id = keep(box, facts->session_id, &failed);
+    box->receipt.transport = keep(box, facts->transport, &failed);
+    box->receipt.weight_version = keep(box, facts->weight_version, &failed);
+    for (size_t i = 0; i < n; i++)
+        fill_engine(box, &fleet->engines[i], &box->engines[i], &failed);
+    box->receipt.engines = box->engines;
+    box->receipt.n_engines = n;
+    if (!failed)
+        write_receipt(&box->receipt, failure, &box->json);
+out:
+    if (failed || box->json.failed) {
+        hr_push_receipt_free(&box->receipt);
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a receipt");
+    }
+    *out = &box->receipt;
+    return HR_OK;
+}

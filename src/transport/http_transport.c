@@ -1,0 +1,262 @@
+/* The transport to engines that are reached by HTTP. */
+#include "transport/http_transport.h"
+
+#include "base/clock.h"
+#include "format/json.h"
+#include "transport/dialect.h"
+#include "transport/reply.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TP_SIZE = 1024 };
+
+typedef struct http_transport {
+    const hr_dialect *dialect;
+    hr_http_client *client;
+    hr_endpoint *engines;
+    size_t n_engines;
+} http_transport;
+
+/* From the richest to the plainest. */
+static const hr_dialect *const dialects[] = {&hr_dialect_safetensors, &hr_dialect_sglang,
+                                             &hr_dialect_sglang_load};
+enum { N_DIALECTS = sizeof dialects / sizeof dialects[0] };
+
+bool hr_http_transport_known(const char *name) {
+    bool known = strcmp(name, "auto") == 0;
+    for (size_t i = 0; i < N_DIALECTS; i++)
+        known = known || strcmp(name, dialects[i]->traits.name) == 0;
+    return known;
+}
+
+/* ---- what engines speak ---- */
+
+static bool lists_route(const cJSON *info, const char *path) {
+    const cJSON *route;
+    cJSON_ArrayForEach(route, hr_json_get(info, "routes")) {
+        const cJSON *text = hr_json_get(route, "path");
+        if (cJSON_IsString(text) && strcmp(text->valuestring, path) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The best form this engine speaks, as an index into dialects. SGLang lists no routes: a route that
+ * is there answers another method with 405, one that is not with 404. */
+static size_t best_of(hr_http_client *client, const hr_endpoint *engine, const cJSON *info,
+                      uint64_t timeout_ms) {
+    if (lists_route(info, "/prepare_weight_update") &&
+        lists_route(info, "/update_weights_from_safetensors"))
+        return 0;
+    char url[1024];
+    snprintf(url, sizeof url, "%s/begin_weight_update", engine->url);
+    hr_http_call call = {.method = "OPTIONS", .url = url};
+    hr_http_client_run(client, &call, 1, timeout_ms);
+    hr_buf_free(&call.reply);
+    return call.status == HR_OK && call.http_status != 404 ? 1 : 2;
+}
+
+static hr_status read_info(const hr_http_call *call, hr_endpoint *engine, cJSON **info,
+                           hr_error *err) {
+    *info = NULL;
+    if (call->status != HR_OK) {
+        *err = call->err;
+        return call->status;
+    }
+    hr_status status =
+        hr_reply_read(call->http_status, call->reply.data, call->reply.len, info, err);
+    if (status != HR_OK)
+        return hr_fail_context(err, status, "%s", call->url);
+    engine->tp_size = 1;
+    return hr_json_opt_u64(*info, "tp_size", 1, MAX_TP_SIZE, &engine->tp_size, err);
+}
+
+static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms, hr_error *err) {
+    hr_status status = HR_OK;
+    size_t chosen = 0;
+    hr_error local;
+    hr_http_call *calls = calloc(t->n_engines, sizeof *calls);
+    char(*urls)[1024] = calloc(t->n_engines, sizeof *urls);
+    if (calls == NULL || urls == NULL) {
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", t->n_engines);
+        goto out;
+    }
+    for (size_t i = 0; i < t->n_engines; i++) {
+        snprintf(urls[i], sizeof urls[i], "%s/server_info", t->engines[i].url);
+        calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
+    }
+    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms);
+    for (size_t i = 0; i < t->n_engines && status == HR_OK; i++) {
+        cJSON *info = NULL;
+        status = read_info(&calls[i], &t->engines[i], &info, &local);
+        if (status == HR_OK && strcmp(name, "auto") == 0) {
+            size_t best = best_of(t->client, &t->engines[i], info, timeout_ms);
+            chosen = best > chosen ? best : chosen;
+        }
+        cJSON_Delete(info);
+        if (status != HR_OK)
+            hr_fail(err, status, "engine %s cannot be asked what it speaks: %.800s",
+                    t->engines[i].url, local.message);
+    }
+    for (size_t d = 0; d < N_DIALECTS; d++) {
+        if (strcmp(name, dialects[d]->traits.name) == 0)
+            chosen = d;
+    }
+    t->dialect = dialects[chosen];
+out:
+    for (size_t i = 0; calls != NULL && i < t->n_engines; i++)
+        hr_buf_free(&calls[i].reply);
+    free(calls);
+    free(urls);
+    return status;
+}
+
+/* ---- one attempt ---- */
+
+static void clear_step(hr_step *step) {
+    hr_buf_clear(&step->path);
+    hr_buf_clear(&step->text);
+    free(step->body_state);
+    step->body_state = NULL;
+    step->body = (hr_http_body){0};
+    step->content_type = NULL;
+}
+
+static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer *answer) {
+    cJSON_Delete(step->reply);
+    step->reply = NULL;
+    step->number++;
+    if (call->status != HR_OK) {
+        answer->lost = call->status != HR_ERR_CANCELLED && call->status != HR_ERR_NO_MEMORY;
+        step->status = call->status;
+        step->err = call->err;
+        return;
+    }
+    step->http_status = call->http_status;
+    step->status = hr_reply_read(call->http_status, call->reply.data, call->reply.len, &step->reply,
+                                 &step->err);
+    answer->unservable = step->status == HR_ERR_UNSERVABLE;
+}
+
+/* An answer that cannot be understood is a refusal: a guard must be acknowledged. */
+static void take_receipt(hr_step *step, hr_stage_answer *answer) {
+    const cJSON *receipt = hr_json_get_present(step->reply, "receipt");
+    if (receipt == NULL || answer->lost)
+        return;
+    hr_error err;
+    hr_status status = hr_engine_receipt_read(receipt, &answer->receipt, &err);
+    answer->has_receipt = status == HR_OK;
+    if (status != HR_OK && step->status == HR_OK) {
+        step->status = status;
+        step->err = err;
+    }
+}
+
+/* Asks the dialect for the next call; false when the stage is done for this engine. */
+static bool prepare_call(const http_transport *t, const hr_stage_request *request, hr_step *step,
+                         hr_http_call *call) {
+    clear_step(step);
+    hr_buf_puts(&step->path, step->engine->url);
+    if (!t->dialect->next(request, step))
+        return false;
+    if (step->path.failed || step->text.failed)
+        return hr_step_fail(step, HR_ERR_NO_MEMORY, "no memory for a request");
+    call->method = "POST";
+    call->url = step->path.data;
+    call->content_type = step->content_type;
+    call->body = step->body;
+    call->text = step->body.read == NULL ? step->text.data : NULL;
+    call->text_len = step->text.len;
+    return true;
+}
+
+/* Rounds of calls: in each, every engine that is not done makes its next one. */
+static void run_steps(http_transport *t, const hr_stage_request *request, hr_step *steps, size_t n,
+                      hr_http_call *calls, hr_step **turn, hr_stage_answer *answers) {
+    hr_clock clock = hr_clock_monotonic();
+    hr_deadline deadline = hr_deadline_after_ms(&clock, request->timeout_ms);
+    for (;;) {
+        size_t active = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (!answers[i].lost && prepare_call(t, request, &steps[i], &calls[active]))
+                turn[active++] = &steps[i];
+        }
+        if (active == 0)
+            return;
+        uint64_t now = hr_now_ns(&clock);
+        uint64_t left_ms = now < deadline ? (deadline - now) / 1000000 + 1 : 1;
+        hr_http_client_run(t->client, calls, active, left_ms);
+        for (size_t i = 0; i < active; i++)
+            read_answer(turn[i], &calls[i], &answers[turn[i] - steps]);
+    }
+}
+
+static void attempt(void *self, const hr_stage_request *request, const uint32_t *engines, size_t n,
+                    hr_stage_answer *answers) {
+    http_transport *t = self;
+    hr_step *steps = calloc(n + 1, sizeof *steps);
+    hr_step **turn = calloc(n + 1, sizeof *turn);
+    hr_http_call *calls = calloc(n + 1, sizeof *calls);
+    bool ready = steps != NULL && turn != NULL && calls != NULL;
+    for (size_t i = 0; i < n; i++) {
+        answers[i] = (hr_stage_answer){0};
+        if (!ready)
+            answers[i].status = hr_fail(&answers[i].err, HR_ERR_NO_MEMORY, "no memory for a call");
+        else
+            steps[i].engine = &t->engines[engines[i]];
+    }
+    if (ready)
+        run_steps(t, request, steps, n, calls, turn, answers);
+    for (size_t i = 0; ready && i < n; i++) {
+        take_receipt(&steps[i], &answers[i]);
+        answers[i].status = steps[i].status;
+        answers[i].err = steps[i].err;
+        clear_step(&steps[i]);
+        hr_buf_free(&steps[i].path);
+        hr_buf_free(&steps[i].text);
+        cJSON_Delete(steps[i].reply);
+    }
+    for (size_t i = 0; calls != NULL && i < n; i++)
+        hr_buf_free(&calls[i].reply);
+    free(steps);
+    free(turn);
+    free(calls);
+}
+
+/* ---- life ---- */
+
+static void close_transport(void *self) {
+    http_transport *t = self;
+    for (size_t i = 0; t->engines != NULL && i < t->n_engines; i++)
+        free(t->engines[i].url);
+    free(t->engines);
+    free(t);
+}
+
+hr_status hr_http_transport_open(hr_http_client *client, const char *const *urls, size_t n,
+                                 const char *name, uint64_t timeout_ms, hr_transport *out,
+                                 hr_error *err) {
+    hr_status status = HR_OK;
+    http_transport *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a transport");
+    t->client = client;
+    t->engines = calloc(n, sizeof *t->engines);
+    t->n_engines = n;
+    for (size_t i = 0; i < n && status == HR_OK; i++) {
+        if (t->engines != NULL)
+            t->engines[i].url = strdup(urls[i]);
+        if (t->engines == NULL || t->engines[i].url == NULL)
+            status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", n);
+    }
+    if (status == HR_OK)
+        status = probe(t, name, timeout_ms, err);
+    if (status != HR_OK) {
+        close_transport(t);
+        return status;
+    }
+    *out = (hr_transport){&t->dialect->traits, t, attempt, close_transport};
+    return HR_OK;
+}

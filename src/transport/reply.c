@@ -1,0 +1,84 @@
+/* An engine's answer to a call of the update routes. */
+#include "transport/reply.h"
+
+#include "format/json.h"
+
+#include <string.h>
+
+enum { SHOWN_BYTES = 400 };
+
+hr_status hr_status_from_name(const char *name, hr_status fallback) {
+    static const struct {
+        const char *name;
+        hr_status status;
+    } names[] = {
+#define ROW(name, value, text) {#name, HR_##name},
+        HR_STATUS_MAP(ROW)
+#undef ROW
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i].name, name) == 0)
+            return names[i].status;
+    }
+    return fallback;
+}
+
+static hr_status status_of(unsigned http_status) {
+    switch (http_status) {
+    case 401:
+    case 403:
+        return HR_ERR_INVALID;
+    case 404:
+    case 405:
+        return HR_ERR_UNSUPPORTED;
+    case 413:
+        return HR_ERR_LIMIT;
+    case 503:
+        return HR_ERR_BUSY;
+    case 504:
+        return HR_ERR_TIMEOUT;
+    default:
+        return http_status >= 500 ? HR_ERR_INTERNAL : HR_ERR_INVALID;
+    }
+}
+
+static const char *string_at(const cJSON *object, const char *key) {
+    const cJSON *item = hr_json_get(object, key);
+    return cJSON_IsString(item) && item->valuestring[0] != '\0' ? item->valuestring : NULL;
+}
+
+/* What the reply says in words, wherever it says it; NULL when it says nothing. */
+static const char *words_of(const cJSON *tree) {
+    const cJSON *error = hr_json_get(tree, "error");
+    const char *const found[] = {string_at(error, "message"), string_at(tree, "error"),
+                                 string_at(tree, "error_message"), string_at(tree, "message"),
+                                 string_at(tree, "detail")};
+    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++) {
+        if (found[i] != NULL)
+            return found[i];
+    }
+    return NULL;
+}
+
+hr_status hr_reply_read(unsigned http_status, const char *text, size_t len, cJSON **tree,
+                        hr_error *err) {
+    *tree = NULL;
+    if (len > 0)
+        (void)hr_json_parse(text, len, 0, tree, NULL); /* plain text is an answer too */
+    bool refused =
+        http_status < 200 || http_status > 299 || cJSON_IsFalse(hr_json_get(*tree, "success"));
+    if (!refused)
+        return HR_OK;
+    const char *name = string_at(*tree, "status"), *words = words_of(*tree);
+    hr_status status = status_of(http_status >= 200 && http_status <= 299 ? 400 : http_status);
+    if (name != NULL)
+        status = hr_status_from_name(name, status);
+    if (status == HR_OK)
+        status = HR_ERR_INTERNAL; /* refused, whatever it says */
+    if (words != NULL)
+        return hr_fail(err, status, "%s", words);
+    if (len > 0)
+        return hr_fail(err, status, "HTTP %u: %.*s", http_status,
+                       (int)(len < SHOWN_BYTES ? len : SHOWN_BYTES), text);
+    return hr_fail(err, status, "HTTP %u without a word", http_status);
+}
