@@ -1,0 +1,562 @@
+/* Every step of the update protocol under every fault, driving the production receiver.
+ *
+ * A fake trainer pushes to a fake engine (one number for each adapter and base weight, made of all
+ * their bytes). At each step of each plan one fault is put in: a call of the engine fails, an
+ * allocation fails, the trainer dies, a call comes twice, a reply is lost, a lease runs out, a
+ * tensor is damaged, swapped, missing or too many, a publish times out, another trainer calls.
+ * After every call requests must see wholly the old or wholly the new weights, the right one of the
+ * two; nothing may be left over; and the next full push must work.
+ * Then the same at random, with two trainers, and with a fleet of two engines.
+ * Argument: number of random runs (default 200). */
+#include "fake_trainer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static unsigned n_random_runs = 200;
+
+typedef enum sim_fault {
+    FAULT_NONE,
+    FAULT_SINK,         /* the n-th call of the engine within the step fails */
+    FAULT_SINK_RETRY,   /* and the trainer calls again */
+    FAULT_MEMORY,       /* the n-th allocation within the step fails */
+    FAULT_MEMORY_RETRY, /* and the trainer calls again */
+    FAULT_KILL_BEFORE,  /* the trainer dies before the step */
+    FAULT_KILL_AFTER,   /* or before it has the reply */
+    FAULT_TWICE,        /* the reply is lost, so the call comes again */
+    FAULT_LATE,         /* the lease runs out before the step */
+    FAULT_SLOW,         /* every step takes most of a lease */
+    FAULT_PUBLISH_LATE, /* running requests do not end in time */
+    FAULT_SECOND,       /* another trainer tries everything before the step */
+    FAULT_DAMAGE_BYTE,  /* a bucket is not what the manifest says */
+    FAULT_DAMAGE_SWAPPED,
+    FAULT_DAMAGE_MISSING,
+    FAULT_DAMAGE_EXTRA,
+    FAULT_COUNT
+} sim_fault;
+
+typedef enum sim_outcome { DONE, FAILED, DEAD } sim_outcome;
+
+/* One push under one fault. */
+typedef struct trial {
+    engine engine;
+    uint64_t now_ns;
+    push push;
+    reference before, after;
+    sim_fault fault;
+    size_t at; /* the step of the fault */
+    int64_t nth;
+    bool holds; /* the engine keeps something for the trainer: a lease is running */
+    bool published;
+    bool hit;
+} trial;
+
+static void check_seen(const trial *t) {
+    reference seen;
+    reference_of(&t->engine, &seen);
+    assert_true(reference_equals(&seen, t->published ? &t->after : &t->before));
+}
+
+/* ---- another trainer ---- */
+
+static const hr_tensor intruder = {.name = "a:k_proj.lora_A.weight",
+                                   .dtype = HR_DTYPE_U8,
+                                   .ndim = 1,
+                                   .shape = {4},
+                                   .data = "evil",
+                                   .bytes = 4};
+
+/* While a session is open nothing of another trainer gets in, and nothing it does ends it. */
+static void try_to_intrude(trial *t) {
+    hr_receiver *r = t->engine.receiver;
+    hr_receiver_status before, after;
+    hr_receiver_status_get(r, &before);
+    if (before.state == HR_SESSION_IDLE)
+        return;
+    char id[HR_SESSION_ID_SIZE];
+    hr_session_options begin = {.session_id = "intruder", .sync_base = true};
+    hr_bucket bucket = {.tensors = &intruder, .n = 1, .session_id = "intruder"};
+    hr_end_options end = {.session_id = "intruder", .weight_version = "evil"};
+    hr_error err;
+    assert_int_equal(hr_receiver_begin(r, &begin, id, &err), HR_ERR_SESSION);
+    assert_non_null(strstr(err.message, "already open"));
+    assert_non_null(strstr(err.message, t->push.session));
+    assert_int_equal(hr_receiver_bucket(r, &bucket, NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_prepare(r, &end, NULL, NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_commit(r, "intruder", NULL, NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_end(r, &end, NULL, NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_abort(r, "intruder", NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_apply(r, NULL, &bucket, &end, NULL, NULL), HR_ERR_SESSION);
+    assert_int_equal(hr_receiver_set_version(r, "evil", true, NULL), HR_ERR_SESSION);
+    assert_false(hr_receiver_expire(r));
+    if (before.tensors > 0 && t->push.n_adapters > 0) {
+        hr_registration registration = {
+            .name = t->push.adapters[0], .config = "{\"r\":4}", .config_len = 7};
+        hr_status status = hr_receiver_register(r, &registration, NULL, NULL);
+        if (t->push.tensors[0].adapter == 0)
+            assert_int_equal(status, HR_ERR_BUSY);
+        status = hr_receiver_unregister(r, t->push.adapters[0], NULL);
+        if (t->push.tensors[0].adapter == 0)
+            assert_int_equal(status, HR_ERR_BUSY);
+    }
+    hr_receiver_status_get(r, &after);
+    assert_string_equal(after.session_id, before.session_id);
+    assert_int_equal(after.state, before.state);
+    assert_int_equal(after.tensors, before.tensors);
+}
+
+/* ---- a step under a fault ---- */
+
+static push_damage damage_of(sim_fault fault) {
+    return fault >= FAULT_DAMAGE_BYTE ? (push_damage)(DAMAGE_BYTE + (fault - FAULT_DAMAGE_BYTE))
+                                      : DAMAGE_NONE;
+}
+
+static void arm(trial *t) {
+    if (t->fault == FAULT_SINK || t->fault == FAULT_SINK_RETRY)
+        fake_sink_fail(&t->engine.sink, t->nth, HR_ERR_INTERNAL, false);
+    if (t->fault == FAULT_PUBLISH_LATE)
+        fake_sink_fail(&t->engine.sink, 0, HR_ERR_TIMEOUT, true);
+    if (t->fault == FAULT_MEMORY || t->fault == FAULT_MEMORY_RETRY) {
+        t->engine.memory.countdown = t->nth;
+        t->engine.memory.failed = false;
+    }
+    t->push.damage = damage_of(t->fault);
+}
+
+static void disarm(trial *t) {
+    t->hit = t->engine.sink.failed || t->engine.memory.failed || damage_of(t->fault) != DAMAGE_NONE;
+    fake_sink_fail(&t->engine.sink, -1, HR_OK, false);
+    t->engine.memory.countdown = -1;
+    t->engine.memory.failed = false;
+    t->push.damage = DAMAGE_NONE;
+}
+
+static hr_status call(trial *t, size_t step) {
+    hr_status status = push_step(&t->push, &t->engine, step);
+    step_kind kind = t->push.steps[step].kind;
+    if (status == HR_OK) {
+        t->published |= push_step_publishes(&t->push, step);
+        t->holds = !t->published && (t->holds || t->push.defer || kind == STEP_BEGIN);
+    }
+    check_seen(t);
+    return status;
+}
+
+/* What a trainer does with a call whose reply was lost: it calls again. */
+static hr_status call_with_fault(trial *t, size_t step) {
+    arm(t);
+    hr_status status = call(t, step);
+    disarm(t);
+    bool refused_in_time =
+        t->fault == FAULT_PUBLISH_LATE && t->hit && t->push.steps[step].kind == STEP_COMMIT;
+    if (refused_in_time)
+        assert_int_equal(status, HR_ERR_TIMEOUT);
+    bool again = status != HR_OK && (t->fault == FAULT_SINK_RETRY ||
+                                     t->fault == FAULT_MEMORY_RETRY || refused_in_time);
+    if (again)
+        status = call(t, step);
+    if (t->fault == FAULT_TWICE && t->push.steps[step].kind == STEP_REGISTER && t->push.defer) {
+        /* two trainers may not share a new name, and it cannot be told who calls */
+        assert_int_equal(call(t, step), HR_ERR_ADAPTER_EXISTS);
+    } else if (t->fault == FAULT_TWICE) {
+        uint64_t publications = t->engine.sink.publications;
+        uint8_t digest[16];
+        memcpy(digest, t->push.digest, sizeof digest);
+        assert_int_equal(call(t, step), HR_OK);
+        assert_int_equal(t->engine.sink.publications, publications);
+        assert_memory_equal(digest, t->push.digest, sizeof digest);
+    }
+    return status;
+}
+
+static sim_outcome run_push(trial *t) {
+    for (size_t i = 0; i < t->push.n_steps; i++) {
+        bool here = i == t->at;
+        if (here && t->fault == FAULT_KILL_BEFORE)
+            return DEAD;
+        if (here && t->fault == FAULT_LATE)
+            engine_pass_ms(&t->engine, LEASE_MS);
+        if (t->fault == FAULT_SLOW)
+            engine_pass_ms(&t->engine, LEASE_MS - 1);
+        if (here && t->fault == FAULT_SECOND)
+            try_to_intrude(t);
+        bool late = here && t->fault == FAULT_LATE && t->holds;
+        hr_status status = here ? call_with_fault(t, i) : call(t, i);
+        if (late && t->push.steps[i].kind != STEP_REGISTER && t->push.steps[i].kind != STEP_BEGIN)
+            assert_int_not_equal(status, HR_OK);
+        if (here && t->fault == FAULT_KILL_AFTER)
+            return DEAD;
+        if (status != HR_OK) {
+            (void)push_abort(&t->push, &t->engine);
+            if (t->push.defer && hr_receiver_is_pending(t->engine.receiver, t->push.adapters[0]))
+                assert_int_equal(hr_receiver_abort(t->engine.receiver, NULL, NULL), HR_OK);
+            t->holds = false;
+            return FAILED;
+        }
+    }
+    return DONE;
+}
+
+/* ---- trials ---- */
+
+static void push_cleanly(engine *e, push_plan plan, uint64_t generation) {
+    reference before, after, seen;
+    push p;
+    push_make(&p, plan, generation);
+    reference_of(e, &before);
+    push_reference(&p, &before, &after);
+    for (size_t i = 0; i < p.n_steps; i++)
+        if (push_step(&p, e, i) != HR_OK)
+            fail_msg("step %zu of a clean push: %s", i, p.err.message);
+    reference_of(e, &seen);
+    assert_true(reference_equals(&seen, &after));
+    push_free(&p);
+}
+
+static void check_nothing_held(const engine *e) {
+    hr_receiver_status status;
+    hr_receiver_status_get(e->receiver, &status);
+    assert_int_equal(status.state, HR_SESSION_IDLE);
+    assert_int_equal(status.pending, 0);
+    assert_int_equal(status.registered, e->sink.n_live + e->sink.n_rooms);
+    assert_int_equal(e->owners, 0);
+    fake_sink_check_idle(&e->sink);
+}
+
+/* A dead trainer holds the engine for a lease and no longer. */
+static void bury(trial *t) {
+    hr_receiver_status status;
+    hr_receiver_status_get(t->engine.receiver, &status);
+    assert_int_equal(status.state != HR_SESSION_IDLE || status.pending > 0, t->holds);
+    engine_pass_ms(&t->engine, LEASE_MS - 1);
+    assert_false(hr_receiver_expire(t->engine.receiver));
+    try_to_intrude(t);
+    engine_pass_ms(&t->engine, 1);
+    assert_int_equal(hr_receiver_expire(t->engine.receiver), status.state != HR_SESSION_IDLE);
+    check_seen(t);
+}
+
+static bool must_work(const trial *t) {
+    return t->fault == FAULT_NONE || t->fault == FAULT_TWICE || t->fault == FAULT_SLOW ||
+           t->fault == FAULT_SECOND;
+}
+
+static bool must_be_refused(const trial *t) {
+    return damage_of(t->fault) != DAMAGE_NONE;
+}
+
+/* The n-th failure of a step may not exist: false then. */
+static bool try_fault(push_plan plan, sim_fault fault, size_t at, int64_t nth, size_t *n_steps) {
+    trial t = {.fault = fault, .at = at, .nth = nth};
+    engine_open(&t.engine, &t.now_ns);
+    push_cleanly(&t.engine, PLAN_FULL, 1);
+    push_make(&t.push, plan, 2 + (at + (size_t)nth) % 2);
+    *n_steps = t.push.n_steps;
+    reference_of(&t.engine, &t.before);
+    push_reference(&t.push, &t.before, &t.after);
+
+    sim_outcome outcome = run_push(&t);
+    if (must_work(&t) && outcome != DONE)
+        fail_msg("plan %d fault %d at step %zu: %s", plan, fault, at, t.push.err.message);
+    if (must_be_refused(&t) && outcome != FAILED)
+        fail_msg("plan %d: damage %d of bucket %zu was taken", plan, fault, at);
+    if (outcome == DEAD)
+        bury(&t);
+    else
+        assert_int_equal(t.published, outcome == DONE);
+    check_seen(&t);
+    check_nothing_held(&t.engine);
+
+    push_free(&t.push);
+    push_cleanly(&t.engine, PLAN_FULL, 9);
+    push_cleanly(&t.engine, PLAN_ADAPTERS, 10);
+    engine_close(&t.engine);
+    return t.hit;
+}
+
+/* Damage is found by a manifest; without one only a missing or an additional tensor is. */
+static bool applies(push_plan plan, sim_fault fault, size_t at) {
+    push p;
+    push_make(&p, plan, 2);
+    bool carries = p.steps[at].kind == STEP_BUCKET || p.steps[at].kind == STEP_APPLY;
+    size_t left = p.n - p.steps[at].index * p.per_bucket;
+    bool two_alike = p.per_bucket > 1 && left > 1;
+    push_free(&p);
+    if (damage_of(fault) == DAMAGE_NONE)
+        return true;
+    if (!carries || plan == PLAN_BASE)
+        return false;
+    if (fault == FAULT_DAMAGE_SWAPPED)
+        return p.manifest && two_alike;
+    return p.manifest || fault != FAULT_DAMAGE_BYTE;
+}
+
+static void every_step_under_every_fault(void **state) {
+    (void)state;
+    unsigned n = 0;
+    for (push_plan plan = 0; plan < PLAN_COUNT; plan++)
+        for (sim_fault fault = 0; fault < FAULT_COUNT; fault++) {
+            size_t n_steps = 1;
+            for (size_t at = 0; at < n_steps; at++) {
+                push p;
+                push_make(&p, plan, 2);
+                n_steps = p.n_steps;
+                push_free(&p);
+                if (!applies(plan, fault, at))
+                    continue;
+                bool counts = fault >= FAULT_SINK && fault <= FAULT_MEMORY_RETRY;
+                int64_t nth = 0;
+                do {
+                    n++;
+                } while (try_fault(plan, fault, at, nth++, &n_steps) && counts);
+            }
+        }
+    print_message("%u trials\n", n);
+}
+
+/* ---- a fleet ---- */
+
+enum { FLEET = 2 };
+
+typedef struct fleet {
+    engine engines[FLEET];
+    push pushes[FLEET]; /* the same weights to each */
+    reference before[FLEET], after[FLEET];
+    uint64_t now_ns;
+} fleet;
+
+static void fleet_open(fleet *f) {
+    for (size_t k = 0; k < FLEET; k++) {
+        engine_open(&f->engines[k], &f->now_ns);
+        push_cleanly(&f->engines[k], PLAN_FULL, 1);
+        push_make(&f->pushes[k], PLAN_FULL, 2);
+        reference_of(&f->engines[k], &f->before[k]);
+        push_reference(&f->pushes[k], &f->before[k], &f->after[k]);
+    }
+}
+
+static void fleet_close(fleet *f) {
+    for (size_t k = 0; k < FLEET; k++) {
+        check_nothing_held(&f->engines[k]);
+        push_cleanly(&f->engines[k], PLAN_FULL, 9);
+        push_free(&f->pushes[k]);
+        engine_close(&f->engines[k]);
+    }
+}
+
+static bool fleet_sees(const fleet *f, const reference *which) {
+    for (size_t k = 0; k < FLEET; k++) {
+        reference seen;
+        reference_of(&f->engines[k], &seen);
+        if (!reference_equals(&seen, &which[k]))
+            return false;
+    }
+    return true;
+}
+
+/* Everything up to prepare; the receipts agree, however the bytes came. */
+static hr_status fleet_prepare(fleet *f) {
+    for (size_t i = 0; i + 1 < f->pushes[0].n_steps; i++)
+        for (size_t k = 0; k < FLEET; k++) {
+            hr_status status = push_step(&f->pushes[k], &f->engines[k], i);
+            if (status != HR_OK)
+                return status;
+        }
+    assert_memory_equal(f->pushes[0].digest, f->pushes[1].digest, 16);
+    return HR_OK;
+}
+
+static hr_status fleet_commit(fleet *f, size_t k) {
+    return push_step(&f->pushes[k], &f->engines[k], f->pushes[k].n_steps - 1);
+}
+
+static void a_fleet_commits_after_all_are_prepared(void **state) {
+    (void)state;
+    fleet f = {0};
+    fleet_open(&f);
+    assert_int_equal(fleet_prepare(&f), HR_OK);
+    assert_true(fleet_sees(&f, f.before));
+    for (size_t k = 0; k < FLEET; k++)
+        assert_int_equal(fleet_commit(&f, k), HR_OK);
+    assert_true(fleet_sees(&f, f.after));
+    fleet_close(&f);
+}
+
+static void a_fleet_killed_between_commits_is_driven_to_the_version(void **state) {
+    (void)state;
+    for (size_t committed = 0; committed <= FLEET; committed++) {
+        fleet f = {0};
+        fleet_open(&f);
+        assert_int_equal(fleet_prepare(&f), HR_OK);
+        for (size_t k = 0; k < committed; k++)
+            assert_int_equal(fleet_commit(&f, k), HR_OK);
+        /* the trainer is gone; a new one resumes within the lease, knowing only the id */
+        engine_pass_ms(&f.engines[0], LEASE_MS - 1);
+        for (size_t k = 0; k < FLEET; k++)
+            assert_int_equal(fleet_commit(&f, k), HR_OK);
+        assert_true(fleet_sees(&f, f.after));
+        fleet_close(&f);
+    }
+}
+
+static void a_fleet_of_which_one_cannot_prepare_is_rolled_back(void **state) {
+    (void)state;
+    for (size_t bad = 0; bad < FLEET; bad++) {
+        fleet f = {0};
+        fleet_open(&f);
+        f.pushes[bad].tensors[5].bytes[0] ^= 1; /* before its digest is taken: other weights */
+        for (size_t i = 0; i + 2 < f.pushes[0].n_steps; i++)
+            for (size_t k = 0; k < FLEET; k++)
+                assert_int_equal(push_step(&f.pushes[k], &f.engines[k], i), HR_OK);
+        f.pushes[bad].tensors[5].bytes[0] ^= 1; /* what the manifest says */
+        size_t prepare = f.pushes[0].n_steps - 2;
+        for (size_t k = 0; k < FLEET; k++)
+            assert_int_equal(push_step(&f.pushes[k], &f.engines[k], prepare),
+                             k == bad ? HR_ERR_DIGEST : HR_OK);
+        assert_int_equal(fleet_commit(&f, bad), HR_ERR_SESSION);
+        for (size_t k = 0; k < FLEET; k++)
+            assert_int_equal(push_abort(&f.pushes[k], &f.engines[k]), HR_OK);
+        assert_true(fleet_sees(&f, f.before));
+        fleet_close(&f);
+    }
+}
+
+static void prepared_engines_of_a_dead_trainer_go_back(void **state) {
+    (void)state;
+    fleet f = {0};
+    fleet_open(&f);
+    assert_int_equal(fleet_prepare(&f), HR_OK);
+    engine_pass_ms(&f.engines[0], LEASE_MS);
+    for (size_t k = 0; k < FLEET; k++) {
+        assert_int_equal(fleet_commit(&f, k), HR_ERR_SESSION);
+        assert_non_null(strstr(f.pushes[k].err.message, "lease"));
+    }
+    assert_true(fleet_sees(&f, f.before));
+    fleet_close(&f);
+}
+
+/* ---- at random ---- */
+
+typedef struct player {
+    push push;
+    size_t next; /* step */
+    bool playing, began;
+} player;
+
+typedef struct game {
+    uint64_t random, now_ns, generation;
+    engine engine;
+    reference reference; /* what requests must see now */
+    player players[2];
+} game;
+
+static uint64_t draw(game *g, uint64_t below) {
+    g->random ^= g->random << 13;
+    g->random ^= g->random >> 7;
+    g->random ^= g->random << 17;
+    return g->random % below;
+}
+
+static void check_game(const game *g) {
+    reference seen;
+    reference_of(&g->engine, &seen);
+    assert_true(reference_equals(&seen, &g->reference));
+}
+
+static void stop_playing(game *g, player *p, bool politely) {
+    if (politely)
+        (void)push_abort(&p->push, &g->engine);
+    push_free(&p->push);
+    p->playing = false;
+}
+
+static void arm_at_random(game *g, push *p) {
+    uint64_t what = draw(g, 12);
+    if (what == 0)
+        fake_sink_fail(&g->engine.sink, (int64_t)draw(g, 3), HR_ERR_INTERNAL, false);
+    else if (what == 1)
+        g->engine.memory.countdown = (int64_t)draw(g, 12);
+    else if (what == 2)
+        fake_sink_fail(&g->engine.sink, 0, HR_ERR_TIMEOUT, true);
+    else if (what == 3 && p->manifest && p->n > 4)
+        p->damage = DAMAGE_BYTE;
+}
+
+static void play(game *g, player *p) {
+    if (!p->playing) {
+        push_make(&p->push, (push_plan)draw(g, PLAN_COUNT), ++g->generation);
+        p->next = 0;
+        p->playing = true;
+    }
+    reference after;
+    push_reference(&p->push, &g->reference, &after);
+    arm_at_random(g, &p->push);
+    hr_status status = push_step(&p->push, &g->engine, p->next);
+    fake_sink_fail(&g->engine.sink, -1, HR_OK, false);
+    g->engine.memory.countdown = -1;
+    p->push.damage = DAMAGE_NONE;
+    if (status == HR_OK && push_step_publishes(&p->push, p->next))
+        g->reference = after;
+    check_game(g);
+    bool again = draw(g, 4) == 0;
+    if (status == HR_OK && again && p->push.plan != PLAN_STAGED &&
+        p->push.steps[p->next].kind == STEP_BUCKET) {
+        assert_int_equal(push_step(&p->push, &g->engine, p->next), HR_OK);
+    }
+    if (status == HR_OK && ++p->next == p->push.n_steps)
+        stop_playing(g, p, false);
+    else if (status != HR_OK && !again)
+        stop_playing(g, p, draw(g, 3) > 0);
+    else if (draw(g, 40) == 0)
+        stop_playing(g, p, false);
+    check_game(g);
+}
+
+static void run_at_random(uint64_t seed) {
+    game g = {.random = seed * 0x9e3779b97f4a7c15u + 1, .generation = 1};
+    engine_open(&g.engine, &g.now_ns);
+    push_cleanly(&g.engine, PLAN_FULL, ++g.generation);
+    reference_of(&g.engine, &g.reference);
+    for (unsigned i = 0; i < 120; i++) {
+        play(&g, &g.players[draw(&g, 2)]);
+        engine_pass_ms(&g.engine, draw(&g, 60) == 0 ? 2 * LEASE_MS : draw(&g, LEASE_MS / 8));
+        if (g.engine.sink.n_live > FAKE_NAMES - 4)
+            break;
+    }
+    for (size_t k = 0; k < 2; k++)
+        if (g.players[k].playing)
+            stop_playing(&g, &g.players[k], false);
+    engine_pass_ms(&g.engine, LEASE_MS);
+    (void)hr_receiver_expire(g.engine.receiver);
+    check_game(&g);
+    check_nothing_held(&g.engine);
+    push_cleanly(&g.engine, PLAN_FULL, ++g.generation);
+    engine_close(&g.engine);
+}
+
+static void random_schedules_of_two_trainers(void **state) {
+    (void)state;
+    for (unsigned seed = 1; seed <= n_random_runs; seed++)
+        run_at_random(seed);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        n_random_runs = (unsigned)strtoul(argv[1], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_step_under_every_fault),
+        cmocka_unit_test(a_fleet_commits_after_all_are_prepared),
+        cmocka_unit_test(a_fleet_killed_between_commits_is_driven_to_the_version),
+        cmocka_unit_test(a_fleet_of_which_one_cannot_prepare_is_rolled_back),
+        cmocka_unit_test(prepared_engines_of_a_dead_trainer_go_back),
+        cmocka_unit_test(random_schedules_of_two_trainers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
