@@ -103,23 +103,34 @@ hr_status hr_base64_decode(const char *text, size_t n, void *out, size_t *size, 
     return HR_OK;
 }
 
-static void encode_group(const unsigned char *in, size_t n, char *out) {
-    uint32_t bits =
-        (uint32_t)in[0] << 16 | (n > 1 ? (uint32_t)in[1] << 8 : 0) | (n > 2 ? in[2] : 0u);
+static void encode_bits(uint32_t bits, char *out) {
     out[0] = alphabet[bits >> 18];
     out[1] = alphabet[bits >> 12 & 63];
-    out[2] = n > 1 ? alphabet[bits >> 6 & 63] : '=';
-    out[3] = n > 2 ? alphabet[bits & 63] : '=';
+    out[2] = alphabet[bits >> 6 & 63];
+    out[3] = alphabet[bits & 63];
+}
+
+/* Whole groups of three bytes, then one of one or two bytes with its padding. */
+static size_t encode(const unsigned char *in, size_t n, char *out) {
+    char *to = out;
+    for (; n >= 3; n -= 3, in += 3, to += 4)
+        encode_bits((uint32_t)in[0] << 16 | (uint32_t)in[1] << 8 | in[2], to);
+    if (n > 0) {
+        encode_bits((uint32_t)in[0] << 16 | (n > 1 ? (uint32_t)in[1] << 8 : 0), to);
+        to[3] = '=';
+        if (n == 1)
+            to[2] = '=';
+        to += 4;
+    }
+    return (size_t)(to - out);
 }
 
 void hr_base64_append(hr_buf *buf, const void *bytes, size_t size) {
     const unsigned char *in = bytes;
     char block[4096];
     while (size > 0) {
-        size_t take = size < sizeof block / 4 * 3 ? size : sizeof block / 4 * 3, used = 0;
-        for (size_t at = 0; at < take; at += 3, used += 4)
-            encode_group(in + at, take - at, block + used);
-        hr_buf_append(buf, block, used);
+        size_t most = sizeof block / 4 * 3, take = size < most ? size : most;
+        hr_buf_append(buf, block, encode(in, take, block));
         in += take;
         size -= take;
     }

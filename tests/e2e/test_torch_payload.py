@@ -303,7 +303,7 @@ BOMBS = {
     "text": lambda: b"\x80\x04X\xff\xff\xff\xff",
     "memo": lambda: b"\x80\x04Nr\xff\xff\xff\xff.",
     "memo read": lambda: b"\x80\x04]\x94" + b"h\x00" * 40_000_000,
-    "tensors": lambda: b"\x80\x04" + TENSOR[:-2] + b"\x94" + b"h\x04h\x11R" * 3_000_000,
+    "tensors": lambda: b"\x80\x04" + TENSOR[:-2] + b"h\x02h\x0fR" * 3_000_000,
     "calls": lambda: b"\x80\x04\x8c\x0bcollections\x8c\x0bOrderedDict\x93\x94" + b"h\x00)R" * 17_000_000,
     "expanded": lambda: pickle.dumps({"w": torch.ones(1).expand(1 << 20, 1 << 20)}),
     "many expanded": lambda: pickle.dumps({f"w{i}": torch.ones(1).expand(1 << 10, 1 << 10) for i in range(64)}),
