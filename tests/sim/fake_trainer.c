@@ -90,14 +90,15 @@ static void add_tensor(push *p, size_t adapter, const char *key, size_t size) {
     }
 }
 
-/* Keys in the order of their names; the first of an adapter is larger than a slice of the copy. */
+/* Keys in the order of their names; the first of a new adapter is larger than a slice of the copy.
+ */
 static void add_adapter(push *p, const char *name) {
     static const char *const keys[] = {"k_proj.lora_A.weight", "k_proj.lora_B.weight",
                                        "q_proj.lora_A.weight", "q_proj.lora_B.weight"};
     size_t adapter = p->n_adapters++;
     (void)snprintf(p->adapters[adapter], sizeof p->adapters[0], "%s", name);
     for (size_t i = 0; i < 4; i++)
-        add_tensor(p, adapter, keys[i], i == 0 && adapter == 0 ? 300 * 1024 : 48);
+        add_tensor(p, adapter, keys[i], i == 0 && p->defer ? 300 * 1024 : 48);
 }
 
 static void add_base(push *p, size_t n) {
@@ -133,11 +134,11 @@ void push_make(push *p, push_plan plan, uint64_t generation) {
     *p = (push){.plan = plan, .generation = generation};
     (void)snprintf(p->session, sizeof p->session, "session-%llu", (unsigned long long)generation);
     (void)snprintf(p->version, sizeof p->version, "v%llu", (unsigned long long)generation);
+    p->defer = plan == PLAN_STAGED;
     make_tensors(p);
     p->manifest = plan != PLAN_ADAPTERS && plan != PLAN_BASE;
     p->owned = generation % 2 == 1;
     p->per_bucket = plan == PLAN_FULL ? 4 : plan == PLAN_ADAPTERS ? 1 : plan == PLAN_STAGED ? 3 : 8;
-    p->defer = plan == PLAN_STAGED;
     if (plan == PLAN_VERSION) {
         add_steps(p, STEP_VERSION, 1);
     } else if (plan == PLAN_UPSERT || plan == PLAN_INSERT) {
