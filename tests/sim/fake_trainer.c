@@ -221,7 +221,7 @@ static void release_owner(void *owner) {
 }
 
 static void do_damage(push *p, sent *s) {
-    hr_tensor *last = &s->tensors[s->n - 1];
+    hr_tensor *last = &s->tensors[s->n - 1], *more = last + 1;
     if (p->damage == DAMAGE_BYTE) {
         s->bytes[0] ^= 1;
     } else if (p->damage == DAMAGE_SWAPPED) {
@@ -231,10 +231,16 @@ static void do_damage(push *p, sent *s) {
         other->data = data;
     } else if (p->damage == DAMAGE_MISSING) {
         s->n--;
-    } else if (p->damage == DAMAGE_EXTRA) {
-        (void)snprintf(s->extra, sizeof s->extra, "%s:v_proj.lora_A.weight", p->adapters[0]);
-        s->tensors[s->n] = *last;
-        s->tensors[s->n++].name = s->extra;
+    } else if (p->damage >= DAMAGE_EXTRA && p->damage <= DAMAGE_STRANGER) {
+        *more = *last;
+        more->name = s->extra;
+        s->n++;
+        if (p->damage == DAMAGE_EXTRA)
+            (void)snprintf(s->extra, sizeof s->extra, "%s:v_proj.lora_A.weight", p->adapters[0]);
+        else
+            (void)snprintf(s->extra, sizeof s->extra, "%s",
+                           p->damage == DAMAGE_BASE ? "layers.0.weight"
+                                                    : "stranger:v_proj.lora_A.weight");
     }
 }
 
@@ -283,6 +289,7 @@ static hr_status send_bucket(push *p, engine *e, size_t index) {
     hr_bucket bucket = bucket_of(p, e, s);
     bucket.stream = "rank-0";
     bucket.index = index;
+    bucket.flush_cache = p->damage == DAMAGE_FLUSH;
     if (p->plan == PLAN_BASE) {
         bucket.flush_cache = true;
         bucket.weight_version = p->version;
@@ -305,7 +312,7 @@ static hr_status begin(push *p, engine *e) {
         names[i] = p->adapters[i];
     hr_session_options options = {.session_id = p->session,
                                   .sync_base = p->sync_base,
-                                  .adapters = p->plan == PLAN_FULL ? names : NULL,
+                                  .adapters = p->defer || p->plan == PLAN_BASE ? NULL : names,
                                   .n_adapters = p->n_adapters,
                                   .audit = p->plan == PLAN_FULL};
     char id[HR_SESSION_ID_SIZE] = "";

@@ -42,8 +42,8 @@ bool reference_equals(const reference *a, const reference *b);
 
 typedef enum push_plan {
     PLAN_FULL,     /* registers a and b; base and both, mixed in buckets; prepare, then commit */
-    PLAN_ADAPTERS, /* a and b, a tensor a bucket, sync_base false, without a manifest */
-    PLAN_STAGED,   /* a new name with defer_publish */
+    PLAN_ADAPTERS, /* a and b, declared, a tensor a bucket, sync_base false, without a manifest */
+    PLAN_STAGED,   /* a new name with defer_publish, and nothing declared */
     PLAN_UPSERT,   /* a again, in one call */
     PLAN_INSERT,   /* a new name, in one call */
     PLAN_BASE,     /* two of three base tensors, without a manifest */
@@ -69,10 +69,13 @@ typedef struct push_call {
 
 typedef enum push_damage {
     DAMAGE_NONE,
-    DAMAGE_BYTE,    /* of the first tensor in the bucket */
-    DAMAGE_SWAPPED, /* the bytes of two tensors */
-    DAMAGE_MISSING,
-    DAMAGE_EXTRA
+    DAMAGE_BYTE,     /* of the first tensor in the bucket */
+    DAMAGE_SWAPPED,  /* the bytes of two tensors */
+    DAMAGE_MISSING,  /* a tensor */
+    DAMAGE_EXTRA,    /* a tensor of the same adapter */
+    DAMAGE_BASE,     /* a base tensor, not asked for or twice */
+    DAMAGE_STRANGER, /* a tensor of an adapter that is registered but not declared */
+    DAMAGE_FLUSH     /* asks for what a session beside running requests may not */
 } push_damage;
 
 typedef struct push_tensor {
@@ -85,7 +88,8 @@ typedef struct push_tensor {
 typedef struct push {
     push_plan plan;
     uint64_t generation;
-    char session[32], version[32];
+    char session[32];
+    char version[32];
     char adapters[MAX_ADAPTERS][32];
     size_t n_adapters;
     bool defer, sync_base, manifest, owned;

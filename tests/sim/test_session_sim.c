@@ -3,13 +3,16 @@
  * A fake trainer pushes to a fake engine (one number for each adapter and base weight, made of all
  * their bytes). At each step of each plan one fault is put in: a call of the engine fails, an
  * allocation fails, the trainer dies, a call comes twice, a reply is lost, a lease runs out, a
- * tensor is damaged, swapped, missing or too many, a publish times out, another trainer calls.
+ * tensor is damaged, swapped, missing or too many, a publish times out, another trainer calls, the
+ * same trainer calls what does not belong there.
  * After every call requests must see wholly the old or wholly the new weights, the right one of the
  * two; nothing may be left over; and the next full push must work.
  * Then the same at random, with two trainers, and with a fleet of two engines.
  * Argument: number of random runs (default 200). */
 #include "fake_trainer.h"
 
+#include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,10 +37,16 @@ typedef enum sim_fault {
     FAULT_SLOW,         /* every step takes most of a lease */
     FAULT_PUBLISH_LATE, /* running requests do not end in time */
     FAULT_SECOND,       /* another trainer tries everything before the step */
+    FAULT_OUT_OF_ORDER, /* the next bucket comes first; a call comes again, but different */
+    FAULT_SILENT,       /* from this bucket on none is sent */
+    FAULT_NO_MANIFEST,  /* where there must be one */
     FAULT_DAMAGE_BYTE,  /* a bucket is not what the manifest says */
     FAULT_DAMAGE_SWAPPED,
     FAULT_DAMAGE_MISSING,
     FAULT_DAMAGE_EXTRA,
+    FAULT_DAMAGE_BASE,
+    FAULT_DAMAGE_STRANGER,
+    FAULT_DAMAGE_FLUSH,
     FAULT_COUNT
 } sim_fault;
 
@@ -109,13 +118,56 @@ static void try_to_intrude(trial *t) {
     assert_string_equal(after.session_id, before.session_id);
     assert_int_equal(after.state, before.state);
     assert_int_equal(after.tensors, before.tensors);
+    check_seen(t);
+}
+
+/* Calls of the right trainer at the wrong time. */
+static void try_what_does_not_belong(trial *t, size_t next) {
+    engine *e = &t->engine;
+    push *p = &t->push;
+    hr_receiver_status status;
+    hr_receiver_status_get(e->receiver, &status);
+    if (status.state == HR_SESSION_OPEN)
+        assert_int_equal(hr_receiver_commit(e->receiver, p->session, NULL, NULL), HR_ERR_SESSION);
+    if (status.state == HR_SESSION_OPEN && status.tensors > 0)
+        for (size_t i = 0; i < next; i++)
+            if (p->steps[i].kind == STEP_BEGIN)
+                assert_int_equal(push_step(p, e, i), HR_ERR_SESSION);
+    if (status.state == HR_SESSION_PREPARED)
+        assert_int_equal(push_step(p, e, next - 2), HR_ERR_SESSION); /* the last bucket */
+    if (p->steps[next].kind == STEP_BUCKET && p->steps[next + 1].kind == STEP_BUCKET) {
+        assert_int_equal(push_step(p, e, next + 1), HR_ERR_INVALID);
+        assert_non_null(strstr(p->err.message, "is next"));
+    }
+    check_seen(t);
+}
+
+/* A call that was answered comes again, but says something else. */
+static void repeat_differently(trial *t, size_t step) {
+    push *p = &t->push;
+    step_kind kind = p->steps[step].kind;
+    char version[sizeof p->version];
+    memcpy(version, p->version, sizeof version);
+    if (kind == STEP_BUCKET || kind == STEP_APPLY) {
+        p->damage = DAMAGE_BYTE;
+        assert_int_equal(push_step(p, &t->engine, step),
+                         kind == STEP_APPLY ? HR_ERR_SESSION : HR_ERR_DIGEST);
+        p->damage = DAMAGE_NONE;
+    }
+    if ((kind == STEP_PREPARE || kind == STEP_END) && p->plan != PLAN_BASE) {
+        memcpy(p->version, "other", sizeof "other");
+        assert_int_equal(push_step(p, &t->engine, step), HR_ERR_SESSION);
+        memcpy(p->version, version, sizeof version);
+    }
+    check_seen(t);
 }
 
 /* ---- a step under a fault ---- */
 
 static push_damage damage_of(sim_fault fault) {
-    return fault >= FAULT_DAMAGE_BYTE ? (push_damage)(DAMAGE_BYTE + (fault - FAULT_DAMAGE_BYTE))
-                                      : DAMAGE_NONE;
+    return fault >= FAULT_DAMAGE_BYTE && fault < FAULT_COUNT
+               ? (push_damage)(DAMAGE_BYTE + (fault - FAULT_DAMAGE_BYTE))
+               : DAMAGE_NONE;
 }
 
 static void arm(trial *t) {
@@ -176,30 +228,71 @@ static hr_status call_with_fault(trial *t, size_t step) {
     return status;
 }
 
+/* Looking never waits, and a call at work is no dead trainer, however long it takes. */
+static void look_while_it_builds(void *self) {
+    trial *t = self;
+    hr_receiver_status status;
+    engine_pass_ms(&t->engine, 2 * LEASE_MS);
+    hr_receiver_status_get(t->engine.receiver, &status);
+    (void)hr_receiver_is_pending(t->engine.receiver, "a");
+    assert_false(hr_receiver_expire(t->engine.receiver));
+    check_seen(t);
+}
+
+static void check_is_closed(const engine *e) {
+    hr_receiver_status status;
+    hr_receiver_status_get(e->receiver, &status);
+    assert_int_equal(status.state, HR_SESSION_IDLE);
+}
+
+/* What a trainer does that cannot go on. */
+static void give_up(trial *t, step_kind failed) {
+    hr_receiver *r = t->engine.receiver;
+    if (failed == STEP_PREPARE || failed == STEP_END || failed == STEP_APPLY)
+        check_is_closed(&t->engine);
+    (void)push_abort(&t->push, &t->engine);
+    if (t->push.defer && hr_receiver_is_pending(r, t->push.adapters[0]))
+        assert_int_equal(hr_receiver_abort(r, NULL, NULL), HR_OK);
+    t->holds = false;
+}
+
+static void before_step(trial *t, size_t step) {
+    if (t->fault == FAULT_LATE)
+        engine_pass_ms(&t->engine, LEASE_MS);
+    if (t->fault == FAULT_SECOND)
+        try_to_intrude(t);
+    if (t->fault == FAULT_OUT_OF_ORDER)
+        try_what_does_not_belong(t, step);
+    if (t->fault == FAULT_NO_MANIFEST)
+        t->push.manifest = false;
+}
+
 static sim_outcome run_push(trial *t) {
+    t->engine.sink.on_build = t->fault == FAULT_SLOW ? look_while_it_builds : NULL;
+    t->engine.sink.on_build_self = t;
     for (size_t i = 0; i < t->push.n_steps; i++) {
+        step_kind kind = t->push.steps[i].kind;
         bool here = i == t->at;
         if (here && t->fault == FAULT_KILL_BEFORE)
             return DEAD;
-        if (here && t->fault == FAULT_LATE)
-            engine_pass_ms(&t->engine, LEASE_MS);
         if (t->fault == FAULT_SLOW)
             engine_pass_ms(&t->engine, LEASE_MS - 1);
-        if (here && t->fault == FAULT_SECOND)
-            try_to_intrude(t);
+        if (t->fault == FAULT_SILENT && i >= t->at && kind == STEP_BUCKET)
+            continue;
+        if (here)
+            before_step(t, i);
         bool late = here && t->fault == FAULT_LATE && t->holds;
         hr_status status = here ? call_with_fault(t, i) : call(t, i);
-        if (late && t->push.steps[i].kind != STEP_REGISTER && t->push.steps[i].kind != STEP_BEGIN)
+        if (late && kind != STEP_REGISTER && kind != STEP_BEGIN)
             assert_int_not_equal(status, HR_OK);
         if (here && t->fault == FAULT_KILL_AFTER)
             return DEAD;
         if (status != HR_OK) {
-            (void)push_abort(&t->push, &t->engine);
-            if (t->push.defer && hr_receiver_is_pending(t->engine.receiver, t->push.adapters[0]))
-                assert_int_equal(hr_receiver_abort(t->engine.receiver, NULL, NULL), HR_OK);
-            t->holds = false;
+            give_up(t, kind);
             return FAILED;
         }
+        if (here && t->fault == FAULT_OUT_OF_ORDER)
+            repeat_differently(t, i);
     }
     return DONE;
 }
@@ -245,11 +338,24 @@ static void bury(trial *t) {
 
 static bool must_work(const trial *t) {
     return t->fault == FAULT_NONE || t->fault == FAULT_TWICE || t->fault == FAULT_SLOW ||
-           t->fault == FAULT_SECOND;
+           t->fault == FAULT_SECOND || t->fault == FAULT_OUT_OF_ORDER;
 }
 
 static bool must_be_refused(const trial *t) {
-    return damage_of(t->fault) != DAMAGE_NONE;
+    return damage_of(t->fault) != DAMAGE_NONE || t->fault == FAULT_SILENT ||
+           t->fault == FAULT_NO_MANIFEST;
+}
+
+/* An adapter that is known but has nothing to do with these pushes. */
+static void register_stranger(engine *e) {
+    hr_registration stranger = {.name = "stranger", .config = "{\"r\":8}", .config_len = 7};
+    assert_int_equal(hr_receiver_register(e->receiver, &stranger, NULL, NULL), HR_OK);
+}
+
+static uint32_t count_registered(const engine *e) {
+    hr_receiver_status status;
+    hr_receiver_status_get(e->receiver, &status);
+    return status.registered;
 }
 
 /* The n-th failure of a step may not exist: false then. */
@@ -257,6 +363,8 @@ static bool try_fault(push_plan plan, sim_fault fault, size_t at, int64_t nth, s
     trial t = {.fault = fault, .at = at, .nth = nth};
     engine_open(&t.engine, &t.now_ns);
     push_cleanly(&t.engine, PLAN_FULL, 1);
+    register_stranger(&t.engine);
+    uint32_t registered = count_registered(&t.engine);
     push_make(&t.push, plan, 2 + (at + (size_t)nth) % 2);
     *n_steps = t.push.n_steps;
     reference_of(&t.engine, &t.before);
@@ -273,6 +381,9 @@ static bool try_fault(push_plan plan, sim_fault fault, size_t at, int64_t nth, s
         assert_int_equal(t.published, outcome == DONE);
     check_seen(&t);
     check_nothing_held(&t.engine);
+    if (!t.published)
+        assert_int_equal(count_registered(&t.engine), registered);
+    t.engine.sink.on_build = NULL;
 
     push_free(&t.push);
     push_cleanly(&t.engine, PLAN_FULL, 9);
@@ -281,21 +392,34 @@ static bool try_fault(push_plan plan, sim_fault fault, size_t at, int64_t nth, s
     return t.hit;
 }
 
-/* Damage is found by a manifest; without one only a missing or an additional tensor is. */
+/* Damage is found by a manifest; without one only what it does to the set of names is. */
 static bool applies(push_plan plan, sim_fault fault, size_t at) {
     push p;
     push_make(&p, plan, 2);
-    bool carries = p.steps[at].kind == STEP_BUCKET || p.steps[at].kind == STEP_APPLY;
-    size_t left = p.n - p.steps[at].index * p.per_bucket;
-    bool two_alike = p.per_bucket > 1 && left > 1;
+    step_kind kind = p.steps[at].kind;
+    bool carries = kind == STEP_BUCKET || kind == STEP_APPLY;
+    bool two_alike = p.per_bucket > 1 && p.n - p.steps[at].index * p.per_bucket > 1;
+    bool without_manifest = kind == STEP_END || kind == STEP_PREPARE;
     push_free(&p);
-    if (damage_of(fault) == DAMAGE_NONE)
+    switch (fault) {
+    case FAULT_SILENT:
+        return kind == STEP_BUCKET && (plan != PLAN_BASE || p.steps[at].index == 0);
+    case FAULT_NO_MANIFEST:
+        return without_manifest && plan == PLAN_STAGED;
+    case FAULT_DAMAGE_BYTE:
+        return carries && p.manifest;
+    case FAULT_DAMAGE_SWAPPED:
+        return carries && p.manifest && two_alike;
+    case FAULT_DAMAGE_STRANGER:
+    case FAULT_DAMAGE_MISSING:
+    case FAULT_DAMAGE_EXTRA:
+    case FAULT_DAMAGE_BASE:
+        return carries && plan != PLAN_BASE;
+    case FAULT_DAMAGE_FLUSH:
+        return kind == STEP_BUCKET && plan == PLAN_STAGED;
+    default:
         return true;
-    if (!carries || plan == PLAN_BASE)
-        return false;
-    if (fault == FAULT_DAMAGE_SWAPPED)
-        return p.manifest && two_alike;
-    return p.manifest || fault != FAULT_DAMAGE_BYTE;
+    }
 }
 
 static void every_step_under_every_fault(void **state) {
@@ -319,6 +443,68 @@ static void every_step_under_every_fault(void **state) {
             }
         }
     print_message("%u trials\n", n);
+}
+
+/* ---- two calls at once ---- */
+
+typedef struct long_build {
+    engine *engine;
+    push *push;
+    sem_t building, go_on;
+    hr_status status;
+} long_build;
+
+static void wait_in_build(void *self) {
+    long_build *b = self;
+    sem_post(&b->building);
+    sem_wait(&b->go_on);
+}
+
+static void *run_end(void *self) {
+    long_build *b = self;
+    b->status = push_step(b->push, b->engine, b->push->n_steps - 1);
+    return NULL;
+}
+
+static void a_call_waits_for_the_one_before_and_says_so(void **state) {
+    (void)state;
+    uint64_t now_ns = 0;
+    engine e;
+    push p;
+    engine_open(&e, &now_ns);
+    push_cleanly(&e, PLAN_FULL, 1);
+    push_make(&p, PLAN_ADAPTERS, 2);
+    for (size_t i = 0; i + 1 < p.n_steps; i++)
+        assert_int_equal(push_step(&p, &e, i), HR_OK);
+    long_build b = {.engine = &e, .push = &p};
+    sem_init(&b.building, 0, 0);
+    sem_init(&b.go_on, 0, 0);
+    e.sink.on_build = wait_in_build;
+    e.sink.on_build_self = &b;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, run_end, &b), 0);
+    sem_wait(&b.building);
+
+    hr_session_options begin = {.session_id = "other", .timeout_ms = 20};
+    char id[HR_SESSION_ID_SIZE];
+    hr_error err = {0};
+    assert_int_equal(hr_receiver_begin(e.receiver, &begin, id, &err), HR_ERR_TIMEOUT);
+    assert_non_null(strstr(err.message, "end_weight_update"));
+    hr_receiver_status status;
+    hr_receiver_status_get(e.receiver, &status);
+    assert_string_equal(status.session_id, "session-2");
+    assert_false(hr_receiver_is_pending(e.receiver, "a"));
+
+    sem_post(&b.go_on);
+    sem_post(&b.go_on); /* two adapters are built */
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(b.status, HR_OK);
+    e.sink.on_build = NULL;
+    push_cleanly(&e, PLAN_FULL, 3);
+    sem_destroy(&b.building);
+    sem_destroy(&b.go_on);
+    push_free(&p);
+    engine_close(&e);
 }
 
 /* ---- a fleet ---- */
@@ -551,6 +737,7 @@ int main(int argc, char **argv) {
         n_random_runs = (unsigned)strtoul(argv[1], NULL, 10);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_step_under_every_fault),
+        cmocka_unit_test(a_call_waits_for_the_one_before_and_says_so),
         cmocka_unit_test(a_fleet_commits_after_all_are_prepared),
         cmocka_unit_test(a_fleet_killed_between_commits_is_driven_to_the_version),
         cmocka_unit_test(a_fleet_of_which_one_cannot_prepare_is_rolled_back),
