@@ -411,7 +411,9 @@ static void note_label(hr_scheduler *s, bool base) {
     }
 }
 
+/* What waits is no longer bound to the version that it began with. */
 static void release_versions(hr_scheduler *s) {
+    s->renewed = UINT64_MAX; /* whatever was not renewed so far is now */
     for (hr_request *r = s->queue_head; r != NULL; r = r->next)
         r->keeps_version = false;
 }

@@ -2,6 +2,7 @@
 #include "fake_model.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static void destroy_lora(void *data) {
@@ -37,9 +38,19 @@ void fake_model_free(fake_model *model) {
 
 /* ---- the arithmetic ---- */
 
-/* What a position holds depends on the adapter and on every token up to it, as K and V do. */
 static uint64_t see(uint64_t hash, uint64_t token) {
     return hr_sampler_mix(hash ^ (token + 1));
+}
+
+static uint64_t weights_of(uint64_t adapter, uint64_t base) {
+    return hr_sampler_mix(hr_sampler_mix(adapter ^ 0x5eed) ^ base);
+}
+
+/* What a position holds depends on the weights that write it and on every token up to it, as K and
+ * V do. Never 0; the last bit passes on that the prompt is poisoned. */
+static uint64_t hold(uint64_t weights, bool first, uint64_t before, uint32_t token) {
+    uint64_t poison = first ? token == FAKE_POISON : before & 1;
+    return (see(weights ^ before, token) & ~3ull) | 2 | poison;
 }
 
 static void logits_of(uint64_t hash, bool poisoned, float *logits) {
@@ -47,10 +58,6 @@ static void logits_of(uint64_t hash, bool poisoned, float *logits) {
         logits[i] = (float)(hr_sampler_mix(hash + i) >> 40) * 0x1p-21f - 4; /* [-4, 4) */
     if (poisoned)
         logits[3] = NAN;
-}
-
-static uint64_t start_hash(uint64_t adapter) {
-    return hr_sampler_mix(adapter ^ 0x5eed);
 }
 
 /* ---- the executor ---- */
@@ -61,9 +68,9 @@ static uint64_t *slot_of(fake_model *m, const hr_seq_view *seq, uint32_t positio
     return &m->slots[(size_t)page * HR_KV_PAGE_TOKENS + position % HR_KV_PAGE_TOKENS];
 }
 
-static uint64_t start_of(const hr_seq_view *seq) {
+static uint64_t weights_for(const fake_model *m, const hr_seq_view *seq) {
     const fake_lora *lora = (const fake_lora *)(const void *)seq->lora;
-    return start_hash(lora != NULL ? lora->value : 0);
+    return weights_of(lora != NULL ? lora->value : 0, m->base);
 }
 
 static void store(fake_model *m, const hr_view *view, const hr_seq_view *seq) {
@@ -75,17 +82,17 @@ static void store(fake_model *m, const hr_view *view, const hr_seq_view *seq) {
         }
         uint64_t *slot = slot_of(m, seq, position);
         HR_ASSERT(*slot == 0);
-        uint64_t before = position > 0 ? *slot_of(m, seq, position - 1) : start_of(seq);
-        *slot = see(before, view->tokens[seq->first_row + i]);
+        uint64_t before = position > 0 ? *slot_of(m, seq, position - 1) : 0;
+        *slot = hold(weights_for(m, seq), position == 0, before, view->tokens[seq->first_row + i]);
     }
 }
 
 static void compute(fake_model *m, const hr_seq_view *seq, uint32_t row) {
-    uint64_t hash = start_of(seq);
+    uint64_t hash = weights_for(m, seq);
     uint32_t last = seq->first_pos + (row - seq->first_row);
     for (uint32_t p = 0; p <= last; p++)
         hash = see(hash, *slot_of(m, seq, p));
-    logits_of(hash, *slot_of(m, seq, 0) == see(start_of(seq), FAKE_POISON), m->logits);
+    logits_of(hash, *slot_of(m, seq, 0) & 1, m->logits);
 }
 
 typedef struct logits_job {
@@ -154,6 +161,7 @@ static hr_token_verdict record_token(void *ctx, const hr_position_logprobs *toke
     HR_ASSERT(!c->finished && c->n_tokens < 512);
     c->logprobs[c->n_tokens] = token->has_logprob ? token->logprob : 0;
     c->top0[c->n_tokens] = token->n_top > 0 ? token->top_logprobs[0] : 0;
+    c->labels[c->n_tokens] = c->label;
     c->tokens[c->n_tokens++] = token->token;
     return c->n_tokens == c->stop_at ? HR_TOKEN_STOP : HR_TOKEN_CONTINUE;
 }
@@ -166,6 +174,14 @@ static void record_finish(void *ctx, const hr_finish *finish) {
     c->status = finish->status;
     c->retractions = finish->retractions;
     c->cached_tokens = finish->cached_tokens;
+    snprintf(c->weight_version, sizeof c->weight_version, "%s", finish->weight_version);
+    HR_ASSERT(finish->n_spans <= FAKE_MAX_SPANS);
+    c->n_spans = (uint32_t)finish->n_spans;
+    for (uint32_t i = 0; i < c->n_spans; i++) {
+        snprintf(c->spans[i].version, sizeof c->spans[i].version, "%s", finish->spans[i].version);
+        c->spans[i].start = finish->spans[i].start;
+        c->spans[i].end = finish->spans[i].end;
+    }
 }
 
 void fake_case_record(fake_case *c) {
@@ -191,26 +207,60 @@ static void oracle_end(fake_case *alone, hr_finish_type type) {
     alone->type = type;
 }
 
-/* The last position's content, and the hash of all contents, which the next logits come from. */
+/* The sequence as attention sees it: what its positions hold, and the weights now. */
 typedef struct oracle_state {
-    uint64_t slot, hash;
+    const fake_case *c;
+    uint32_t next_event;
+    uint64_t adapter, base, weights;
+    uint64_t slots[1024];
+    uint32_t n_slots;
 } oracle_state;
 
-static oracle_state oracle_see(oracle_state at, uint32_t token) {
-    at.slot = see(at.slot, token);
-    at.hash = see(at.hash, at.slot);
-    return at;
+static void oracle_set(oracle_state *at, uint64_t adapter, uint64_t base) {
+    at->adapter = adapter;
+    at->base = base;
+    at->weights = weights_of(adapter, base);
+}
+
+static void oracle_hold(oracle_state *at, const uint32_t *ids, uint32_t n) {
+    for (uint32_t p = at->n_slots; p < n; p++)
+        at->slots[p] = hold(at->weights, p == 0, p > 0 ? at->slots[p - 1] : 0, ids[p]);
+    at->n_slots = n > at->n_slots ? n : at->n_slots;
+}
+
+/* What happened before this many tokens and prompt positions were delivered. What was computed
+ * until an event is held with the weights before it. */
+static void oracle_pass(oracle_state *at, const uint32_t *ids, uint32_t n_tokens,
+                        uint32_t n_prompt) {
+    for (; at->next_event < at->c->n_events; at->next_event++) {
+        const fake_event *e = &at->c->events[at->next_event];
+        if (e->at_token > n_tokens || (e->at_token == 0 && e->at_prompt > n_prompt))
+            return;
+        oracle_hold(at, ids, e->kept);
+        at->n_slots = e->kept < at->n_slots ? e->kept : at->n_slots;
+        oracle_set(at, e->adapter, e->base);
+    }
+}
+
+/* Logits of the row n - 1. */
+static void oracle_logits(oracle_state *at, const uint32_t *ids, uint32_t n, float *logits) {
+    oracle_hold(at, ids, n);
+    uint64_t hash = at->weights;
+    for (uint32_t p = 0; p < n; p++)
+        hash = see(hash, at->slots[p]);
+    logits_of(hash, at->slots[0] & 1, logits);
 }
 
 /* Generates from a request object made as the engine makes it: its sampler, its wishes. */
-static void oracle_generate(const fake_case *c, hr_request *r, oracle_state at,
+static void oracle_generate(const fake_case *c, hr_request *r, oracle_state *at,
                             const hr_request_limits *limits, fake_case *alone, void *scratch) {
     float logits[FAKE_VOCAB], values[2][FAKE_VOCAB];
     uint32_t ids[2][FAKE_VOCAB];
     hr_sampler_space space = {ids[0], values[0], ids[1], values[1]};
     while (!alone->finished) {
         hr_row_result *result = &r->results[r->result_rows];
-        logits_of(at.hash, c->prompt[0] == FAKE_POISON, logits);
+        oracle_pass(at, r->ids, alone->n_tokens, UINT32_MAX);
+        oracle_logits(at, r->ids, r->n_ids, logits);
         hr_sampler_draw(hr_kernels_tier(0), &r->sampler, logits, FAKE_VOCAB, r->n_ids,
                         alone->n_tokens < r->min_new_tokens, &r->wish, result, &space, scratch);
         if (!result->finite) {
@@ -229,7 +279,26 @@ static void oracle_generate(const fake_case *c, hr_request *r, oracle_state at,
             oracle_end(alone, HR_FINISH_STOP_TOKEN);
         else if (alone->n_tokens == c->stop_at)
             oracle_end(alone, HR_FINISH_STOP_CALLER);
-        at = oracle_see(at, result->token);
+    }
+}
+
+static void oracle_score(hr_request *r, oracle_state *at, fake_case *alone, void *scratch) {
+    for (uint32_t p = r->next_prompt_pos; p < r->n_prompt; p++) {
+        float logits[FAKE_VOCAB];
+        hr_row_result *result = &r->results[0];
+        alone->n_prompt_seen++;
+        if (p == 0)
+            continue;
+        oracle_pass(at, r->ids, 0, p);
+        oracle_logits(at, r->ids, p, logits);
+        hr_sampler_score(hr_kernels_tier(0), logits, FAKE_VOCAB, r->ids[p], &r->wish, result,
+                         scratch);
+        if (!result->finite) {
+            alone->n_prompt_seen--;
+            oracle_end(alone, HR_FINISH_ERROR);
+            return;
+        }
+        alone->prompt_logprobs[p] = result->logprob;
     }
 }
 
@@ -242,30 +311,14 @@ void fake_oracle(const fake_case *c, const hr_request_limits *limits, fake_case 
     void *scratch = aligned_alloc(64, HR_SCRATCH_BYTES);
     HR_ASSERT(scratch != NULL);
     unsigned saved = hr_fp_enter();
-    oracle_state at = {start_hash(c->adapter), start_hash(c->adapter)};
-    for (uint32_t p = 0; p < r->n_prompt; p++) {
-        if (r->want_prompt && p >= r->next_prompt_pos) {
-            float logits[FAKE_VOCAB];
-            hr_row_result *result = &r->results[0];
-            alone->n_prompt_seen++;
-            if (p > 0) {
-                logits_of(at.hash, c->prompt[0] == FAKE_POISON, logits);
-                hr_sampler_score(hr_kernels_tier(0), logits, FAKE_VOCAB, c->prompt[p], &r->wish,
-                                 result, scratch);
-                if (!result->finite) {
-                    alone->n_prompt_seen--;
-                    oracle_end(alone, HR_FINISH_ERROR);
-                    break;
-                }
-                alone->prompt_logprobs[p] = result->logprob;
-            }
-        }
-        at = oracle_see(at, c->prompt[p]);
-    }
+    oracle_state at = {.c = c};
+    oracle_set(&at, c->adapter, c->base);
+    if (r->want_prompt)
+        oracle_score(r, &at, alone, scratch);
     if (!alone->finished && r->max_new_tokens == 0)
         oracle_end(alone, HR_FINISH_LENGTH);
     if (!alone->finished)
-        oracle_generate(c, r, at, limits, alone, scratch);
+        oracle_generate(c, r, &at, limits, alone, scratch);
     hr_fp_restore(saved);
     free(scratch);
     hr_request_destroy(r, &alloc);

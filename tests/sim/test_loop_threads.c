@@ -1,7 +1,7 @@
 /* The engine's loop under threads: eight submitters, aborts from threads and from callbacks, and
- * hammers of loads, unloads, pauses and flushes, against the fake model on a real pool. Everything
- * ends once, tokens are those of a run alone, and every count returns to zero. Meant to run under
- * the thread sanitizer too. */
+ * hammers of loads, unloads, upserts, base and version changes, pauses and flushes, against the
+ * fake model on a real pool. Everything ends once, tokens are those of a run alone, and every count
+ * returns to zero. Meant to run under the thread sanitizer too. */
 #include "fake_model.h"
 
 #include "engine/loop.h"
@@ -158,6 +158,45 @@ static void load(stand *s, const char *name, uint64_t value) {
     hr_adapter_store_publish(s->store, reservation, &payload);
 }
 
+/* Adapters that change between two steps, as an update session publishes them. */
+typedef struct upsert {
+    stand *s;
+    hr_adapter_publication item;
+    bool base; /* the base weights change too, to this version */
+    uint64_t base_version;
+} upsert;
+
+static void apply_upsert(void *self) {
+    upsert *u = self;
+    if (u->item.name != NULL)
+        hr_adapter_store_publish_all(u->s->store, &u->item, 1);
+    if (u->base)
+        u->s->model.base = u->base_version;
+}
+
+/* name NULL: only what change says. */
+static hr_status change_weights(stand *s, const char *name, uint64_t value, hr_loop_change change,
+                                uint64_t base_version, hr_error *err) {
+    upsert u = {.s = s, .base = change.base, .base_version = base_version};
+    size_t n = name != NULL;
+    if (name != NULL) {
+        u.item = (hr_adapter_publication){.name = name, .path = "/nowhere"};
+        HR_TRY(hr_adapter_store_reserve_streamed(s->store, name, "/nowhere", false,
+                                                 &u.item.reservation, err));
+        u.item.payload = fake_lora_payload(value);
+    }
+    change.self = &u;
+    change.apply = apply_upsert;
+    HR_ASSERT(hr_adapter_store_prepare(s->store, &u.item, n, NULL) == HR_OK);
+    hr_status status = hr_loop_change_apply(s->loop, &change, err);
+    if (status != HR_OK && name != NULL) {
+        hr_adapter_store_unprepare(s->store, &u.item, n);
+        hr_adapter_store_cancel(s->store, u.item.reservation);
+        u.item.payload.destroy(u.item.payload.data);
+    }
+    return status;
+}
+
 typedef struct hammer {
     stand *s;
     _Atomic bool stop;
@@ -174,6 +213,17 @@ static void *hammer_main(void *arg) {
             (void)hr_adapter_store_unload(h->s->store, names[n], NULL);
         else
             load(h->s, names[n], 100 + n);
+        if (i % 4 == 1) {
+            char version[16];
+            snprintf(version, sizeof version, "h%u", i);
+            hr_loop_change change = {.base = i % 16 == 1,
+                                     .weight_version = i % 8 == 1 ? version : NULL,
+                                     .flush_cache = i % 12 == 1,
+                                     .timeout_ms = 30000};
+            const char *name = i % 32 == 1 ? NULL : names[(n + 1) % 5];
+            hr_status status = change_weights(h->s, name, 100 + (n + 1) % 5, change, 0, NULL);
+            HR_ASSERT(status == HR_OK || status == HR_ERR_ADAPTER_EXISTS || status == HR_ERR_LIMIT);
+        }
         hr_engine_stats stats;
         hr_loop_stats_get(h->s->loop, &stats);
         HR_ASSERT(stats.requests_started ==
@@ -213,7 +263,9 @@ static void check_waiter(const waiter *w, const hr_request_limits *limits, bool 
     fake_case *alone = malloc(sizeof *alone);
     HR_ASSERT(alone != NULL && w->c.finished);
     fake_oracle(&w->c, limits, alone);
-    if (w->c.type == HR_FINISH_ABORT) {
+    if (w->c.status == HR_ERR_ADAPTER_UNKNOWN) { /* unloaded while it waited */
+        HR_ASSERT(w->c.params.lora_name != NULL && w->c.n_tokens <= alone->n_tokens);
+    } else if (w->c.type == HR_FINISH_ABORT) {
         HR_ASSERT(may_abort && w->c.n_tokens <= alone->n_tokens);
     } else {
         HR_ASSERT(w->c.type == alone->type && w->c.n_tokens == alone->n_tokens);
@@ -571,34 +623,248 @@ static void pausing_by_abort_returns_when_no_request_is_left(void **state) {
     stand_close(&s);
 }
 
-static void adapters_come_and_go_while_their_requests_are_paused(void **state) {
+/* Four requests of adapter "a" that run and then are paused. */
+static void open_paused(stand *s, waiter *w[4], hr_pause_mode mode) {
+    stand_open(s, 100);
+    load(s, "a", 100);
+    for (uint32_t i = 0; i < 4; i++) {
+        char rid[16];
+        snprintf(rid, sizeof rid, "w%u", i);
+        w[i] = start_request(s, rid, "a");
+    }
+    wait_running(s, 4, 8);
+    pause_loop(s, mode);
+    assert_int_equal(stats_of(s).leases, 4);
+}
+
+static void end_aborted(waiter *w, stand *s) {
+    waiter_wait(w);
+    check_waiter(w, &s->limits, true);
+    assert_int_equal(w->c.type, HR_FINISH_ABORT);
+    waiter_close(w);
+    free(w);
+}
+
+/* The paused request is computed with these weights from its next token on. */
+static void expect_weights(waiter *w, uint32_t kept, uint64_t adapter, uint64_t base) {
+    w->c.events[w->c.n_events++] =
+        (fake_event){.at_token = w->c.n_tokens, .kept = kept, .adapter = adapter, .base = base};
+}
+
+static void requests_frozen_in_place_outlive_the_name_of_their_adapter(void **state) {
+    (void)state;
+    stand s;
+    waiter *w[4];
+    open_paused(&s, w, HR_PAUSE_IN_PLACE);
+    assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
+    hr_loop_renew_waiting(s.loop);
+    load(&s, "a", 200); /* the same name, other weights */
+    assert_true(hr_loop_abort(s.loop, "w3"));
+    end_aborted(w[3], &s);
+    assert_int_equal(stats_of(&s).leases, 3);
+    hr_loop_continue(s.loop);
+    for (uint32_t i = 0; i < 3; i++)
+        end_undisturbed(w[i], &s); /* on the weights they began with */
+    assert_int_equal(stats_of(&s).leases, 0);
+    stand_close(&s);
+}
+
+static void unloading_ends_paused_requests_that_wait_before_they_go_on(void **state) {
+    (void)state;
+    stand s;
+    waiter *w[4];
+    open_paused(&s, w, HR_PAUSE_RETRACT);
+    waiter *late = start_request(&s, "late", "a");
+    assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
+    hr_loop_renew_waiting(s.loop);
+    for (uint32_t i = 0; i < 4; i++) {
+        waiter_wait(w[i]);
+        assert_int_equal(w[i]->c.status, HR_ERR_ADAPTER_UNKNOWN);
+        end_aborted(w[i], &s);
+    }
+    waiter_wait(late);
+    assert_int_equal(late->c.type, HR_FINISH_ERROR);
+    assert_int_equal(late->c.status, HR_ERR_ADAPTER_UNKNOWN);
+    waiter_close(late);
+    free(late);
+    assert_int_equal(stats_of(&s).leases, 0);
+    hr_loop_continue(s.loop);
+    stand_close(&s);
+}
+
+static void an_upsert_while_paused_is_what_requests_go_on_with(void **state) {
     (void)state;
     for (int m = 1; m < 3; m++) {
         stand s;
-        stand_open(&s, 100);
-        load(&s, "a", 100);
         waiter *w[4];
+        open_paused(&s, w, all_modes[m]);
+        hr_loop_change change = {.weight_version = "two"};
+        assert_int_equal(change_weights(&s, "a", 200, change, 0, NULL), HR_OK);
+        char now[16];
+        hr_loop_weight_version(s.loop, now, sizeof now);
+        assert_string_equal(now, "two");
+        uint32_t before[4];
         for (uint32_t i = 0; i < 4; i++) {
-            char rid[16];
-            snprintf(rid, sizeof rid, "w%u", i);
-            w[i] = start_request(&s, rid, "a");
+            before[i] = w[i]->c.n_tokens;
+            /* prompt and tokens, but the last token has no KV yet */
+            expect_weights(w[i], all_modes[m] == HR_PAUSE_IN_PLACE ? before[i] : 0, 200, 0);
         }
-        wait_running(&s, 4, 8);
-        pause_loop(&s, all_modes[m]);
-        assert_int_equal(stats_of(&s).leases, 4);
-        assert_int_equal(hr_adapter_store_unload(s.store, "a", NULL), HR_OK);
-        load(&s, "a", 200); /* the same name, other weights */
-        assert_true(hr_loop_abort(s.loop, "w3"));
-        waiter_wait(w[3]);
-        assert_int_equal(stats_of(&s).leases, 3);
+        hr_adapter_store_stats store;
+        hr_adapter_store_stats_get(s.store, &store);
+        assert_int_equal(store.versions, 1); /* nobody holds the old one */
         hr_loop_continue(s.loop);
-        waiter_close(w[3]);
-        free(w[3]);
-        for (uint32_t i = 0; i < 3; i++)
-            end_undisturbed(w[i], &s); /* on the weights they began with */
+        for (uint32_t i = 0; i < 4; i++) {
+            w[i]->slow_us = 0;
+            waiter_wait(w[i]);
+            assert_int_equal(w[i]->c.n_spans, 2);
+            assert_string_equal(w[i]->c.spans[0].version, "test");
+            assert_string_equal(w[i]->c.spans[1].version, "two");
+            assert_int_equal(w[i]->c.spans[1].start, before[i]);
+            assert_int_equal(w[i]->c.spans[1].end, 140);
+            end_undisturbed(w[i], &s);
+        }
         assert_int_equal(stats_of(&s).leases, 0);
         stand_close(&s);
     }
+}
+
+/* ---- changes of base weights ---- */
+
+static void a_base_change_waits_for_those_that_run_and_before_those_that_wait(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    waiter *first = start_request(&s, "first", NULL);
+    wait_running(&s, 1, 3);
+    hr_loop_change change = {.base = true, .weight_version = "two", .timeout_ms = 20};
+    hr_error err;
+    assert_int_equal(change_weights(&s, NULL, 0, change, 7, &err), HR_ERR_TIMEOUT);
+    assert_non_null(strstr(err.message, "1 requests still ran"));
+    assert_int_equal(s.model.base, 0);
+    char now[16];
+    hr_loop_weight_version(s.loop, now, sizeof now);
+    assert_string_equal(now, "test");
+    waiter *second = start_request(&s, "second", NULL); /* taken in again after the timeout */
+    wait_running(&s, 2, 3);
+    first->slow_us = second->slow_us = 1000;
+    change.timeout_ms = 60000;
+    assert_int_equal(change_weights(&s, NULL, 0, change, 7, &err), HR_OK);
+    assert_true(first->is_done && second->is_done);
+    end_undisturbed(first, &s);
+    end_undisturbed(second, &s);
+    waiter *third = start_request(&s, "third", NULL);
+    third->c.base = 7;
+    third->slow_us = 0;
+    waiter_wait(third);
+    assert_int_equal(third->c.n_spans, 1);
+    assert_string_equal(third->c.weight_version, "two");
+    end_undisturbed(third, &s);
+    stand_close(&s);
+}
+
+static void a_base_change_that_aborts_waits_for_nobody(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    for (uint32_t round = 0; round < 20; round++) {
+        waiter *w[8];
+        for (uint32_t i = 0; i < 8; i++) {
+            char rid[16];
+            snprintf(rid, sizeof rid, "w%u", i);
+            w[i] = start_request(&s, rid, NULL);
+            w[i]->c.base = round;
+        }
+        if (round % 2 == 0)
+            wait_running(&s, 6, 0);
+        hr_loop_change change = {
+            .base = true, .abort_all_requests = true, .flush_cache = true, .timeout_ms = 0};
+        hr_error err = {0};
+        if (change_weights(&s, NULL, 0, change, round + 1, &err) != HR_OK)
+            fail_msg("%s", err.message);
+        for (uint32_t i = 0; i < 8; i++) {
+            assert_true(w[i]->is_done);
+            end_aborted(w[i], &s);
+        }
+    }
+    stand_close(&s);
+}
+
+static void no_step_runs_while_it_is_held(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    hr_loop_change hold = {.base = true, .hold = true, .timeout_ms = 1000};
+    assert_int_equal(hr_loop_change_apply(s.loop, &hold, NULL), HR_OK);
+    waiter *w = start_request(&s, "w", NULL);
+    w->c.base = 3;
+    usleep(20000);
+    assert_int_equal(w->c.n_tokens, 0);
+    assert_int_equal(stats_of(&s).queued, 1);
+    assert_false(stats_of(&s).paused);
+    pause_loop(&s, HR_PAUSE_IN_PLACE);
+    hr_loop_continue(s.loop); /* undoes the pause, not the hold */
+    usleep(5000);
+    assert_int_equal(w->c.n_tokens, 0);
+    hr_loop_change change = {.base = true};
+    assert_int_equal(change_weights(&s, NULL, 0, change, 3, NULL), HR_OK);
+    hr_loop_resume(s.loop);
+    end_undisturbed(w, &s);
+    stand_close(&s);
+}
+
+static void an_unservable_engine_ends_what_would_run_and_refuses_the_rest(void **state) {
+    (void)state;
+    stand s;
+    waiter *w[4];
+    open_paused(&s, w, HR_PAUSE_RETRACT);
+    hr_loop_set_unservable(s.loop, "base weights are incomplete; send a full update");
+    hr_error err;
+    waiter *refused = malloc(sizeof *refused);
+    assert_non_null(refused);
+    long_request(refused, &s, "refused");
+    assert_int_equal(hr_loop_submit(s.loop, &refused->c.params, &err), HR_ERR_UNSERVABLE);
+    assert_non_null(strstr(err.message, "send a full update"));
+    assert_int_equal(stats_of(&s).queued, 4); /* a pause gives time for a better update */
+    hr_loop_continue(s.loop);
+    for (uint32_t i = 0; i < 4; i++) {
+        waiter_wait(w[i]);
+        assert_int_equal(w[i]->c.type, HR_FINISH_ERROR);
+        assert_int_equal(w[i]->c.status, HR_ERR_UNSERVABLE);
+        waiter_close(w[i]);
+        free(w[i]);
+    }
+    hr_loop_set_unservable(s.loop, NULL);
+    end_undisturbed(start_request(&s, "good", NULL), &s);
+    waiter_close(refused);
+    free(refused);
+    stand_close(&s);
+}
+
+static void a_version_must_be_a_version(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    char text[300];
+    memset(text, 'v', sizeof text);
+    text[257] = '\0';
+    assert_int_equal(hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = text}, NULL),
+                     HR_ERR_INVALID);
+    assert_int_equal(
+        hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = "a\nb"}, NULL),
+        HR_ERR_INVALID);
+    assert_int_equal(hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = ""}, NULL),
+                     HR_ERR_INVALID);
+    text[256] = '\0';
+    assert_int_equal(hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = text}, NULL),
+                     HR_OK);
+    char now[300];
+    hr_loop_weight_version(s.loop, now, sizeof now);
+    assert_string_equal(now, text);
+    hr_loop_drain(s.loop, 0);
+    assert_int_equal(
+        hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = "late"}, NULL),
+        HR_ERR_STOPPING);
+    stand_close(&s);
 }
 
 static void stopping_while_paused_does_not_wait_for_what_is_frozen(void **state) {
@@ -714,7 +980,14 @@ int main(void) {
         cmocka_unit_test(paused_in_place_requests_stand_still_with_their_kv),
         cmocka_unit_test(paused_by_retraction_requests_wait_without_kv),
         cmocka_unit_test(pausing_by_abort_returns_when_no_request_is_left),
-        cmocka_unit_test(adapters_come_and_go_while_their_requests_are_paused),
+        cmocka_unit_test(requests_frozen_in_place_outlive_the_name_of_their_adapter),
+        cmocka_unit_test(unloading_ends_paused_requests_that_wait_before_they_go_on),
+        cmocka_unit_test(an_upsert_while_paused_is_what_requests_go_on_with),
+        cmocka_unit_test(a_base_change_waits_for_those_that_run_and_before_those_that_wait),
+        cmocka_unit_test(a_base_change_that_aborts_waits_for_nobody),
+        cmocka_unit_test(no_step_runs_while_it_is_held),
+        cmocka_unit_test(an_unservable_engine_ends_what_would_run_and_refuses_the_rest),
+        cmocka_unit_test(a_version_must_be_a_version),
         cmocka_unit_test(stopping_while_paused_does_not_wait_for_what_is_frozen),
         cmocka_unit_test(a_flush_waits_for_running_requests_as_long_as_it_may),
         cmocka_unit_test(aborting_all_and_flushing_at_once_works_every_time),

@@ -2,10 +2,12 @@
  *
  * Each run draws a world (batch size, adapter cap, chunk, a KV cache too small for comfort or large
  * enough to keep many prefixes), then lets requests with common prefixes arrive, be aborted in
- * whatever state they are and be retracted, adapters come, go and come back under their name, the
- * cache be flushed, and allocations fail. After every step the books must balance; every request
- * must end exactly once, with the tokens and logprobs, to the bit, of a run alone.
- * Argument: number of runs (default 200; nightly 1000). */
+ * whatever state they are, be frozen and be retracted, adapters come, go, change and come back
+ * under their name, base weights and the weight version change, the cache be flushed, and
+ * allocations fail. After every step the books must balance; every request must end exactly once,
+ * with the tokens and logprobs, to the bit, of a run alone under the weights that the rules of
+ * versions give it at every token, and with spans that say so. Argument: number of runs (default
+ * 200; nightly 1000). */
 #include "fake_model.h"
 
 #include <setjmp.h>
@@ -62,13 +64,18 @@ typedef struct world {
     char rids[MAX_CASES][16];
     uint32_t stop_ids[MAX_CASES][2], bias_ids[MAX_CASES][2], wish_ids[MAX_CASES][3];
     float bias[MAX_CASES][2];
-    bool aborted[MAX_CASES], may_fail[MAX_CASES];
+    bool aborted[MAX_CASES], may_vanish[MAX_CASES];
+    uint64_t adapter_now[MAX_CASES], base_now[MAX_CASES]; /* what computes its next row */
+    uint32_t retractions[MAX_CASES];                      /* that are noted as events */
+    uint32_t label, n_labels; /* number of the weight version now, and of the last one made */
+    bool frozen;
     uint32_t n_cases, n_ended;
 } world;
 
 /* What the runs met, over all worlds. */
 static uint64_t n_runs = 200, seen_retractions, seen_finish[8], seen_half_scored, seen_cached;
 static uint64_t seen_crowd_reloads, seen_full_caches, seen_flushes, seen_shared_pages;
+static uint64_t seen_kept_kv, seen_vanished, seen_stale, seen_spans, seen_bases, seen_renewals;
 
 static uint32_t roll(world *w, uint32_t n) {
     return (uint32_t)((hr_sampler_mix(w->random++) >> 32) % n);
@@ -115,7 +122,7 @@ static void world_open(world *w, uint64_t seed) {
         .kernels = hr_kernels_tier(0),
         .clock = {fake_now, &w->now},
         .alloc = w->alloc,
-        .weight_version = "sim",
+        .weight_version = "v0",
         .finish = end_case,
         .finish_self = w,
     };
@@ -123,6 +130,7 @@ static void world_open(world *w, uint64_t seed) {
     w->config.executor = fake_model_executor(&w->model);
     hr_adapter_store_limits limits = {.max_loaded = roll(w, 2) * 3, .max_per_batch = 3};
     assert_int_equal(hr_adapter_store_create(&limits, &w->alloc, &w->store, NULL), HR_OK);
+    w->config.store = w->store;
     assert_int_equal(hr_scheduler_create(&w->config, &w->scheduler, NULL), HR_OK);
     hr_adapter_store_watch(w->store, adapter_gone, w);
 }
@@ -164,6 +172,200 @@ static bool reload(world *w, const char *name) {
     hr_adapter_payload payload = fake_lora_payload(w->next_adapter_value++);
     hr_adapter_store_publish(w->store, reservation, &payload);
     return there;
+}
+
+/* ---- what the rules of versions foretell ---- */
+
+static bool is_running(const hr_request *r) {
+    return r->n_pages > 0;
+}
+
+static bool has_begun(const hr_request *r) {
+    return r->admit_ns > 0;
+}
+
+/* Value of the adapter that a name stands for; 0: none. */
+static uint64_t value_of_name(world *w, const char *name) {
+    hr_adapter_lease lease = {0};
+    if (hr_adapter_store_acquire(w->store, name, &lease, NULL) != HR_OK)
+        return 0;
+    uint64_t value = ((const fake_lora *)hr_adapter_lease_data(&lease))->value;
+    hr_adapter_store_release(w->store, &lease);
+    return value;
+}
+
+static void push_event(world *w, uint32_t i, uint32_t kept) {
+    fake_case *c = &w->cases[i];
+    assert_true(c->n_events < FAKE_MAX_EVENTS);
+    c->events[c->n_events++] = (fake_event){.at_token = c->n_tokens,
+                                            .at_prompt = w->live[i]->next_prompt_pos,
+                                            .kept = kept,
+                                            .adapter = w->adapter_now[i],
+                                            .base = w->base_now[i]};
+    seen_kept_kv += kept > 0;
+}
+
+/* From now on case i is computed by what its name stands for, and the base weights, of now; its KV
+ * is kept up to a position. An evicted adapter stays what it is; one that was unloaded ends a
+ * request that does not run. */
+static void foretell_newest(world *w, uint32_t i, uint32_t kept) {
+    const char *name = w->cases[i].params.lora_name;
+    uint64_t adapter = w->adapter_now[i];
+    if (name != NULL && hr_adapter_store_state(w->store, name) == HR_ADAPTER_LOADED)
+        adapter = value_of_name(w, name);
+    else if (name != NULL && hr_adapter_store_state(w->store, name) == HR_ADAPTER_UNKNOWN)
+        w->may_vanish[i] = true;
+    if (adapter == w->adapter_now[i] && w->model.base == w->base_now[i])
+        return;
+    if (adapter != w->adapter_now[i]) {
+        w->cases[i].label = w->label;
+        seen_renewals++;
+    }
+    w->adapter_now[i] = adapter;
+    w->base_now[i] = w->model.base;
+    push_event(w, i, kept);
+}
+
+static bool is_current(world *w, uint32_t i) {
+    const char *name = w->cases[i].params.lora_name;
+    if (name == NULL)
+        return true;
+    hr_adapter_state state = hr_adapter_store_state(w->store, name);
+    return state == HR_ADAPTER_EVICTED ||
+           (state == HR_ADAPTER_LOADED && value_of_name(w, name) == w->adapter_now[i]);
+}
+
+/* A step is about to be made, or waiting requests are about to be looked at. */
+static void foretell_waiting(world *w) {
+    for (uint32_t i = 0; i < w->n_cases; i++) {
+        const hr_request *r = w->live[i];
+        if (r == NULL || is_running(r) || r->keeps_version)
+            continue;
+        foretell_newest(w, i, 0);
+        if (!has_begun(r))
+            w->cases[i].label = w->label;
+    }
+}
+
+/* Who was retracted is computed again, with the weights it has. */
+static void note_retractions(world *w) {
+    for (uint32_t i = 0; i < w->n_cases; i++) {
+        const hr_request *r = w->live[i];
+        if (r == NULL || r->retractions == w->retractions[i])
+            continue;
+        w->retractions[i] = r->retractions;
+        push_event(w, i, 0);
+    }
+}
+
+static void check_weights(world *w) {
+    for (uint32_t i = 0; i < w->n_cases; i++) {
+        const fake_lora *lora =
+            w->live[i] != NULL ? (const fake_lora *)(const void *)w->live[i]->lora : NULL;
+        if (lora != NULL && is_running(w->live[i]))
+            assert_true(lora->value == w->adapter_now[i]);
+    }
+}
+
+static bool step(world *w) {
+    foretell_waiting(w);
+    bool stepped = hr_scheduler_step(w->scheduler);
+    note_retractions(w);
+    check_weights(w);
+    return stepped;
+}
+
+/* ---- weights that change ---- */
+
+typedef struct change {
+    const char *names[2]; /* adapters that get new weights; NULL: none */
+    bool base, version, flush;
+} change;
+
+static bool publish(world *w, const change *c) {
+    hr_adapter_publication items[2] = {{0}};
+    size_t n = 0;
+    for (; n < 2 && c->names[n] != NULL; n++) {
+        items[n] = (hr_adapter_publication){.name = c->names[n], .path = "/nowhere"};
+        if (hr_adapter_store_reserve_streamed(w->store, c->names[n], "/nowhere", false,
+                                              &items[n].reservation, NULL) != HR_OK)
+            goto refused;
+    }
+    if (hr_adapter_store_prepare(w->store, items, n, NULL) != HR_OK)
+        goto refused;
+    for (size_t i = 0; i < n; i++)
+        items[i].payload = fake_lora_payload(w->next_adapter_value++);
+    hr_adapter_store_publish_all(w->store, items, n);
+    return true;
+
+refused:
+    while (n-- > 0)
+        hr_adapter_store_cancel(w->store, items[n].reservation);
+    return false;
+}
+
+/* At a change: who is computed with what from now on, and which version its tokens have. */
+static void foretell_change(world *w, bool base) {
+    for (uint32_t i = 0; i < w->n_cases; i++) {
+        const hr_request *r = w->live[i];
+        if (r == NULL)
+            continue;
+        if (w->frozen || (!is_running(r) && !r->keeps_version))
+            foretell_newest(w, i, r->n_computed);
+        if (base || !has_begun(r) || is_current(w, i))
+            w->cases[i].label = w->label;
+        else
+            seen_stale++;
+    }
+}
+
+/* A base change waits until nobody runs, unless frozen; nobody begins meanwhile. */
+static void wait_until_nobody_runs(world *w) {
+    hr_scheduler_close(w->scheduler, true);
+    uint64_t begun = 0;
+    for (uint32_t i = 0; i < w->n_cases; i++)
+        begun += w->live[i] != NULL && has_begun(w->live[i]);
+    while (hr_scheduler_begun(w->scheduler) > 0) {
+        assert_true(step(w));
+        uint64_t now = 0;
+        for (uint32_t i = 0; i < w->n_cases; i++)
+            now += w->live[i] != NULL && has_begun(w->live[i]);
+        assert_true(now <= begun);
+    }
+    hr_scheduler_close(w->scheduler, false);
+}
+
+static void make_change(world *w, const change *c) {
+    hr_version_label *label = NULL;
+    char text[24];
+    snprintf(text, sizeof text, "v%u", w->n_labels + 1);
+    if (c->version && hr_version_label_create(text, &w->alloc, &label, NULL) != HR_OK)
+        return;
+    if (c->base && !w->frozen)
+        wait_until_nobody_runs(w);
+    if (!publish(w, c)) {
+        hr_version_label_release(label, &w->alloc);
+        return;
+    }
+    if (c->base)
+        w->model.base++;
+    if (label != NULL)
+        w->label = ++w->n_labels;
+    seen_bases += c->base;
+    hr_scheduler_change made = {c->base, w->frozen, c->flush, label};
+    foretell_change(w, c->base);
+    hr_scheduler_changed(w->scheduler, &made);
+    check_weights(w);
+}
+
+static void change_some(world *w) {
+    uint32_t n = roll(w, N_NAMES);
+    change c = {.base = roll(w, 4) == 0, .version = roll(w, 2) == 0, .flush = roll(w, 6) == 0};
+    if (roll(w, 3) != 0) {
+        c.names[0] = names[n];
+        c.names[1] = roll(w, 2) == 0 ? names[(n + 1) % N_NAMES] : NULL;
+    }
+    make_change(w, &c);
 }
 
 static void unload_some(world *w) {
@@ -241,7 +443,8 @@ static void submit_some(world *w) {
         hr_adapter_store_acquire(w->store, c->params.lora_name, &lease, NULL) != HR_OK)
         return;
     const fake_lora *lora = hr_adapter_lease_data(&lease);
-    c->adapter = lora != NULL ? lora->value : 0;
+    c->adapter = w->adapter_now[i] = lora != NULL ? lora->value : 0;
+    c->base = w->base_now[i] = w->model.base;
     hr_request *r = NULL;
     if (hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &r, NULL) != HR_OK) {
         assert_true(w->memory.failed); /* the only reason */
@@ -251,7 +454,8 @@ static void submit_some(world *w) {
     hr_request_set_adapter(r, lease);
     r->submit_ns = fake_now(&w->now);
     w->live[i] = r;
-    w->aborted[i] = w->may_fail[i] = false;
+    w->aborted[i] = w->may_vanish[i] = false;
+    w->retractions[i] = 0;
     w->n_cases++;
     hr_scheduler_add(w->scheduler, r);
 }
@@ -271,6 +475,7 @@ static void abort_some(world *w) {
 /* What a pause in mode retract does; sometimes the cache is flushed then. */
 static void retract_all(world *w) {
     hr_scheduler_retract_all(w->scheduler);
+    note_retractions(w);
     assert_null(hr_scheduler_running(w->scheduler, 0));
     if (roll(w, 2) == 0)
         return;
@@ -324,6 +529,25 @@ static void check_books(world *w) {
     assert_int_equal(store.leases_acquired - store.leases_released, n_leases);
 }
 
+/* The spans are contiguous, and every token has the version that was foretold. */
+static void check_spans(const fake_case *c) {
+    char want[24];
+    uint32_t at = 0;
+    for (uint32_t s = 0; s < c->n_spans; s++) {
+        assert_int_equal(c->spans[s].start, at);
+        assert_true(c->spans[s].end > at);
+        for (; at < c->spans[s].end; at++) {
+            snprintf(want, sizeof want, "v%u", c->labels[at]);
+            assert_string_equal(c->spans[s].version, want);
+        }
+        assert_true(s == 0 || strcmp(c->spans[s].version, c->spans[s - 1].version) != 0);
+    }
+    assert_int_equal(at, c->n_tokens);
+    if (c->n_spans > 0)
+        assert_string_equal(c->weight_version, c->spans[c->n_spans - 1].version);
+    seen_spans += c->n_spans > 1;
+}
+
 static void check_case(world *w, uint32_t i) {
     const fake_case *c = &w->cases[i];
     static fake_case alone;
@@ -337,9 +561,16 @@ static void check_case(world *w, uint32_t i) {
         c->params.logprob_start_len < (int64_t)c->params.n_input_ids)
         assert_true(c->cached_tokens == 0 || c->cached_tokens < c->params.logprob_start_len);
     fake_oracle(c, &w->config.limits, &alone);
-    bool cut =
-        c->type == HR_FINISH_ABORT || (c->type == HR_FINISH_ERROR && c->status == HR_ERR_NO_MEMORY);
-    if (c->type == HR_FINISH_ABORT)
+    check_spans(c);
+    bool vanished = c->status == HR_ERR_ADAPTER_UNKNOWN;
+    bool cut = vanished || c->type == HR_FINISH_ABORT ||
+               (c->type == HR_FINISH_ERROR && c->status == HR_ERR_NO_MEMORY);
+    if (vanished) {
+        assert_true(w->may_vanish[i]);
+        assert_int_equal(c->type,
+                         c->n_spans > 0 || c->retractions > 0 ? HR_FINISH_ABORT : HR_FINISH_ERROR);
+        seen_vanished++;
+    } else if (c->type == HR_FINISH_ABORT)
         assert_true(w->aborted[i]);
     else if (cut)
         assert_true(w->memory.failed);
@@ -366,7 +597,7 @@ static void check_case(world *w, uint32_t i) {
 /* ---- runs ---- */
 
 static void act(world *w) {
-    switch (roll(w, 14)) {
+    switch (roll(w, 16)) {
     case 0:
     case 1:
     case 2:
@@ -376,7 +607,7 @@ static void act(world *w) {
         load_some(w);
         break;
     case 4:
-        if (roll(w, 3) == 0)
+        if (roll(w, 8) == 0)
             unload_some(w);
         break;
     case 5:
@@ -391,8 +622,17 @@ static void act(world *w) {
         if (roll(w, 6) == 0)
             w->memory.countdown = roll(w, 40);
         break;
+    case 8:
+        if (roll(w, 3) == 0)
+            change_some(w);
+        break;
+    case 9:
+        if (roll(w, 6) == 0)
+            w->frozen = !w->frozen;
+        break;
     default:
-        hr_scheduler_step(w->scheduler);
+        if (!w->frozen)
+            step(w);
     }
     check_books(w);
 }
@@ -404,9 +644,10 @@ static void end_all(world *w, bool kill) {
             w->aborted[i] = true;
         }
     hr_scheduler_reap(w->scheduler);
+    w->frozen = false;
     uint32_t steps = 0;
     while (hr_scheduler_has_work(w->scheduler)) {
-        assert_true(hr_scheduler_step(w->scheduler) || !hr_scheduler_has_work(w->scheduler));
+        assert_true(step(w) || !hr_scheduler_has_work(w->scheduler));
         assert_true(steps++ < 1000000);
         check_books(w);
     }
@@ -441,7 +682,7 @@ static void run_crowd(uint64_t seed) {
         } else if (dice == 9 && roll(w, 8) == 0) {
             retract_all(w);
         } else {
-            hr_scheduler_step(w->scheduler);
+            step(w);
         }
         check_books(w);
     }
@@ -463,6 +704,8 @@ static void every_request_ends_once_and_as_if_it_had_run_alone(void **state) {
     assert_true(seen_finish[HR_FINISH_ERROR] > 5);
     assert_true(seen_cached > 1000 && seen_full_caches > 100 && seen_flushes > 20);
     assert_true(seen_shared_pages > 100);
+    assert_true(seen_kept_kv > 100 && seen_vanished > 20 && seen_stale > 100);
+    assert_true(seen_spans > 100 && seen_bases > 100 && seen_renewals > 100);
 }
 
 static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
@@ -496,7 +739,7 @@ static world *open_deep_scene(uint32_t max_running, uint32_t max_adapters, uint3
         assert_int_equal(
             hr_adapter_store_reserve(w->store, names[n], "/nowhere", false, &reservation, NULL),
             HR_OK);
-        hr_adapter_payload payload = fake_lora_payload(n + 1);
+        hr_adapter_payload payload = fake_lora_payload(w->next_adapter_value++);
         hr_adapter_store_publish(w->store, reservation, &payload);
     }
     return w;
@@ -515,7 +758,7 @@ static void close_scene(world *w) {
     free(w);
 }
 
-/* The next case: adapter 1 or 2 ("a" or "b"), greedy, to its full length. */
+/* The next case: adapter 1 or 2 ("a" or "b") or 0, greedy, to its full length. */
 static fake_case *submit_fixed(world *w, uint32_t n_prompt, uint32_t max_new, uint32_t adapter,
                                bool score) {
     uint32_t i = w->n_cases++;
@@ -530,12 +773,16 @@ static fake_case *submit_fixed(world *w, uint32_t n_prompt, uint32_t max_new, ui
     if (c->prompt[0] == FAKE_POISON)
         c->prompt[0] = 0;
     c->params.return_logprob = score;
-    c->adapter = adapter;
+    c->adapter = w->adapter_now[i] = adapter == 0 ? 0 : value_of_name(w, names[adapter - 1]);
+    c->base = w->base_now[i] = w->model.base;
     snprintf(w->rids[i], sizeof w->rids[i], "r%u", i);
     c->params.rid = w->rids[i];
     fake_case_record(c);
-    hr_adapter_lease lease;
-    assert_int_equal(hr_adapter_store_acquire(w->store, names[adapter - 1], &lease, NULL), HR_OK);
+    hr_adapter_lease lease = {0};
+    c->params.lora_name = adapter == 0 ? NULL : names[adapter - 1];
+    if (adapter != 0)
+        assert_int_equal(hr_adapter_store_acquire(w->store, c->params.lora_name, &lease, NULL),
+                         HR_OK);
     assert_int_equal(
         hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &w->live[i], NULL), HR_OK);
     hr_request_set_adapter(w->live[i], lease);
@@ -553,7 +800,7 @@ static void no_adapter_starves(void **state) {
     for (uint32_t i = 0; i < 40 || w->live[the_b] != NULL; i++) {
         if (i < 40)
             submit_fixed(w, 3, 4, i == the_b ? 2 : 1, false);
-        hr_scheduler_step(w->scheduler);
+        step(w);
         check_books(w);
         if (w->live[the_b] != NULL || i < the_b)
             ended_before_b = w->n_ended;
@@ -569,11 +816,11 @@ static void a_prompt_retracted_half_scored_is_delivered_once(void **state) {
     world *w = open_scene(4, 2, 8, 1);
     submit_fixed(w, 1, 110, 1, true);
     submit_fixed(w, 1, 110, 2, true);
-    hr_scheduler_step(w->scheduler);
+    step(w);
     fake_case *scored = submit_fixed(w, 100, 0, 1, true);
     uint64_t before = seen_half_scored;
     while (w->live[2] != NULL) {
-        assert_true(hr_scheduler_step(w->scheduler));
+        assert_true(step(w));
         check_books(w);
     }
     assert_true(seen_half_scored > before && scored->retractions > 0);
@@ -587,14 +834,14 @@ static void a_long_scored_prompt_neither_stalls_others_nor_stands_still(void **s
     (void)state;
     world *w = open_scene(8, 2, 48, 64); /* 16 prompt rows a step while any request generates */
     submit_fixed(w, 2, 100, 1, false);   /* generates all the time */
-    hr_scheduler_step(w->scheduler);
+    step(w);
     fake_case *old = submit_fixed(w, 140, 0, 1, true);
     const hr_request *old_request = w->live[1];
     for (uint32_t i = 0; !old->finished; i++) {
         uint32_t before = old_request->n_computed, generated = w->cases[0].n_tokens;
         bool alone = hr_scheduler_stats_of(w->scheduler).running == 2;
         fake_case *young = i > 0 ? submit_fixed(w, 9, 2, 1 + i % 2, false) : NULL;
-        assert_true(hr_scheduler_step(w->scheduler));
+        assert_true(step(w));
         check_books(w);
         assert_int_equal(w->cases[0].n_tokens, generated + 1);
         if (young != NULL)
@@ -619,11 +866,11 @@ static void far_into_a_prompt_a_step_takes_fewer_rows(void **state) {
     const hr_request *r = w->live[0];
     for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint32_t before = r->n_computed;
-        assert_true(hr_scheduler_step(w->scheduler));
+        assert_true(step(w));
         assert_int_equal(r->n_computed - before, rows[i]);
     }
     while (!c->finished)
-        assert_true(hr_scheduler_step(w->scheduler));
+        assert_true(step(w));
     close_scene(w);
 }
 
@@ -644,7 +891,7 @@ static void samples_of_one_prompt_share_its_computation(void **state) {
         const hr_request *r;
         for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++)
             before += r->n_computed - r->cached_tokens;
-        hr_scheduler_step(w->scheduler);
+        step(w);
         check_books(w);
         for (uint32_t i = 0; (r = hr_scheduler_running(w->scheduler, i)) != NULL; i++)
             after += r->n_computed - r->cached_tokens;
@@ -663,16 +910,62 @@ static void a_retracted_request_finds_its_pages_again(void **state) {
     world *w = open_scene(4, 2, 48, 64);
     fake_case *c = submit_fixed(w, 100, 40, 1, false);
     while (c->n_tokens < 30)
-        hr_scheduler_step(w->scheduler);
+        step(w);
     hr_scheduler_retract_all(w->scheduler);
+    note_retractions(w);
     check_books(w);
     uint64_t steps = hr_scheduler_stats_of(w->scheduler).steps;
-    hr_scheduler_step(w->scheduler);
+    step(w);
     assert_int_equal(c->n_tokens, 31); /* 129 ids: four pages known, one row */
     assert_int_equal(hr_scheduler_stats_of(w->scheduler).steps, steps + 1);
     end_all(w, false);
     assert_int_equal(c->cached_tokens, 0);
     close_scene(w);
+}
+
+/* Requests of two adapters and of the base run, one waits, and one of a prompt that takes many
+ * steps is under way; after n steps they are frozen, retracted or left alone, and this changes. */
+static void run_change_after(uint32_t n, uint32_t mode, const change *c, bool unload) {
+    world *w = open_scene(4, 3, 48, 8);
+    submit_fixed(w, 5, 20, 1, true);
+    submit_fixed(w, 40, 30, 2, true);
+    submit_fixed(w, 3, 25, 0, false);
+    submit_fixed(w, 90, 10, 1, true);
+    submit_fixed(w, 7, 12, 1, true); /* waits */
+    for (uint32_t s = 0; s < n && hr_scheduler_has_work(w->scheduler); s++)
+        step(w);
+    w->frozen = mode > 0;
+    if (mode == 2) {
+        hr_scheduler_retract_all(w->scheduler);
+        note_retractions(w);
+    }
+    if (unload) {
+        assert_int_equal(hr_adapter_store_unload(w->store, names[0], NULL), HR_OK);
+        foretell_waiting(w);
+        hr_scheduler_renew_waiting(w->scheduler);
+        for (uint32_t i = 0; i < w->n_cases; i++) /* who waits for it ends at once */
+            assert_true(w->live[i] == NULL || is_running(w->live[i]) || w->cases[i].adapter != 1);
+    } else {
+        make_change(w, c);
+    }
+    check_books(w);
+    close_scene(w);
+}
+
+static void a_change_between_any_two_steps_follows_the_rules(void **state) {
+    (void)state;
+    static const change changes[] = {{.names = {"a"}},
+                                     {.names = {"a"}, .version = true},
+                                     {.names = {"a", "b"}, .base = true, .version = true},
+                                     {.base = true},
+                                     {.base = true, .version = true},
+                                     {.version = true, .flush = true}};
+    for (uint32_t n = 0; n < 40; n++)
+        for (uint32_t mode = 0; mode < 3; mode++) {
+            for (uint32_t c = 0; c < sizeof changes / sizeof changes[0]; c++)
+                run_change_after(n, mode, &changes[c], false);
+            run_change_after(n, mode, NULL, true);
+        }
 }
 
 /* Sixty-four requests over eight adapters and the base, which are loaded again all the time under
@@ -696,6 +989,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(far_into_a_prompt_a_step_takes_fewer_rows),
         cmocka_unit_test(samples_of_one_prompt_share_its_computation),
         cmocka_unit_test(a_retracted_request_finds_its_pages_again),
+        cmocka_unit_test(a_change_between_any_two_steps_follows_the_rules),
         cmocka_unit_test(a_crowd_over_eight_adapters_that_are_reloaded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
