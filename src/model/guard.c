@@ -66,15 +66,15 @@ static hr_status too_long(hr_error *err) {
                    PATIENCE_S);
 }
 
-hr_status hr_guard_enter(hr_guard *guard, unsigned *side, hr_error *err) {
+hr_status hr_guard_enter(hr_guard *guard, char *const *live, hr_reading *out, hr_error *err) {
     struct timespec until = patience();
     pthread_mutex_lock(&guard->lock);
     bool free_now = !guard->taken;
     while (!free_now && wait_change(guard, &until))
         free_now = !guard->taken;
     if (free_now) {
-        *side = guard->live;
-        guard->readers[*side]++;
+        *out = (hr_reading){*live, guard->live};
+        guard->readers[guard->live]++;
     }
     pthread_mutex_unlock(&guard->lock);
     return free_now ? HR_OK
@@ -83,9 +83,9 @@ hr_status hr_guard_enter(hr_guard *guard, unsigned *side, hr_error *err) {
                               PATIENCE_S);
 }
 
-void hr_guard_leave(hr_guard *guard, unsigned side) {
+void hr_guard_leave(hr_guard *guard, const hr_reading *reading) {
     pthread_mutex_lock(&guard->lock);
-    if (--guard->readers[side] == 0)
+    if (--guard->readers[reading->side] == 0)
         pthread_cond_broadcast(&guard->changed);
     pthread_mutex_unlock(&guard->lock);
 }

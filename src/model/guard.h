@@ -15,10 +15,16 @@ typedef struct hr_guard hr_guard;
 hr_status hr_guard_create(hr_guard **out, hr_error *err); /* ERR_NO_MEMORY */
 void hr_guard_destroy(hr_guard *guard);                   /* NULL is allowed */
 
-/* Between enter and leave the live memory keeps its address and bytes; *side is what to leave.
- * Waits while a writer has the live side, at most half a minute (ERR_BUSY). Any thread. */
-hr_status hr_guard_enter(hr_guard *guard, unsigned *side, hr_error *err);
-void hr_guard_leave(hr_guard *guard, unsigned side);
+/* The memory that was live on entry; its bytes stay as they are until it is left. */
+typedef struct hr_reading {
+    const char *memory;
+    unsigned side;
+} hr_reading;
+
+/* live: where the address of live memory stands, which only hr_guard_exchange changes. Waits while
+ * a writer has the live side, at most half a minute (ERR_BUSY). Any thread. */
+hr_status hr_guard_enter(hr_guard *guard, char *const *live, hr_reading *out, hr_error *err);
+void hr_guard_leave(hr_guard *guard, const hr_reading *reading);
 
 /* For the one writer there is: waits for the last readers of the shadow (it gets no new ones), or
  * of the live side, which then lets none in before it is released. At most half a minute, ERR_BUSY.

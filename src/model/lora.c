@@ -5,6 +5,7 @@
 #include "model/adapter.h"
 #include "tensor/convert.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,51 +124,31 @@ static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora,
     return HR_OK;
 }
 
-/* Row `row` of a base weight as floats of the compute values; a tied embedding lies in the head. */
-static void base_row(const hr_model *model, const hr_linear *linear, uint32_t part, size_t row,
-                     float *out) {
-    hr_compute compute = model->info.compute;
-    if (linear == NULL) {
-        size_t hidden = model->config.hidden_size;
-        const char *from = model->embed + row * hidden * hr_compute_bytes(compute);
-        hr_convert(out, HR_DTYPE_F32, from, hr_compute_dtype(compute), hidden, NULL);
-        return;
-    }
-    uint32_t packed_row = linear->part_panel[part] * HR_PANEL + (uint32_t)row;
-    model->info.kernels->unpack_row[compute](linear->w, packed_row, linear->k, out);
-}
-
-/* The linear that holds a module and the module's part in it; NULL for a dense embedding. */
-static const hr_linear *linear_of_module(const hr_model *model, size_t module, uint32_t *part) {
-    *part = 0;
-    if (module == model->embed_module)
-        return model->embed != NULL ? NULL : &model->head;
-    if (module == model->head_module)
-        return &model->head;
-    const hr_layer *layer = &model->layers[module / HR_LAYER_MODULES];
-    const hr_linear *linears[] = {&layer->down, &layer->gate_up, &layer->o, &layer->qkv};
-    size_t i = 0;
-    while (linears[i]->module > module)
-        i++;
-    *part = (uint32_t)(module - linears[i]->module);
-    return linears[i];
-}
-
-static bool rows_equal(const hr_model *model, size_t module, const hr_tensor *weight, uint64_t rows,
-                       uint64_t k, float *rows_of_k) {
-    uint32_t part;
-    const hr_linear *linear = linear_of_module(model, module, &part);
-    hr_dtype dtype = hr_compute_dtype(model->info.compute);
-    float *base = rows_of_k, *theirs = base + k, *rounded = theirs + k;
-    for (uint64_t row = 0; row < rows; row++) {
-        const char *from = (const char *)weight->data + row * k * hr_dtype_size(weight->dtype);
-        base_row(model, linear, part, row, base);
-        hr_convert(rounded, dtype, from, weight->dtype, k, NULL);
-        hr_convert(theirs, HR_DTYPE_F32, rounded, dtype, k, NULL);
-        if (memcmp(base, theirs, k * sizeof(float)) != 0)
+/* Whether a weight, as it would be packed, is what arena holds. elements: room for two panels. */
+static bool rows_equal(const hr_place *place, hr_compute compute, const char *arena,
+                       const hr_tensor *weight, char *elements) {
+    hr_dtype dtype = hr_place_dtype(place, compute);
+    size_t row_bytes = place->k * hr_dtype_size(dtype);
+    char *ours = elements, *theirs = elements + HR_PANEL * row_bytes;
+    for (size_t row = 0; row < place->n; row += HR_PANEL) {
+        size_t end = place->n - row < HR_PANEL ? place->n : row + HR_PANEL;
+        const char *from =
+            (const char *)weight->data + row * place->k * hr_dtype_size(weight->dtype);
+        hr_place_unpack(place, compute, arena + place->at, row, end, ours);
+        hr_convert(theirs, dtype, from, weight->dtype, (end - row) * place->k, NULL);
+        if (memcmp(ours, theirs, (end - row) * row_bytes) != 0)
             return false;
     }
     return true;
+}
+
+/* The place of a module's weight; that of a tied head is the embedding's. */
+static const hr_place *place_of_module(const hr_model *model, size_t module) {
+    char name[HR_WEIGHT_NAME_SIZE];
+    snprintf(name, sizeof name, "%s.weight", model->module_names[module].path);
+    const hr_weight_name *found = hr_places_find(&model->places, name);
+    HR_ASSERT(found != NULL); /* every module has a weight */
+    return &model->places.items[found->places[0]];
 }
 
 /* hr_peft_base.equals: compares in the compute dtype, which is what the base is held in. */
@@ -175,20 +156,18 @@ static bool equals_base(void *ctx, size_t module, const hr_tensor *weight) {
     const hr_model *model = ctx;
     if (module >= model->n_modules || weight->ndim != 2 || !hr_dtype_is_weight(weight->dtype))
         return false;
-    const hr_module_name *name = &model->module_names[module];
-    uint64_t rows = name->is_embedding ? name->in : name->out;
-    uint64_t k = name->is_embedding ? name->out : name->in;
-    if (weight->shape[0] != rows || weight->shape[1] != k)
+    const hr_place *place = place_of_module(model, module);
+    if (weight->shape[0] != place->n || weight->shape[1] != place->k)
         return false;
-    unsigned side;
-    float *rows_of_k = malloc(3 * k * sizeof(float));
-    if (rows_of_k == NULL || hr_guard_enter(model->guard, &side, NULL) != HR_OK) {
-        free(rows_of_k);
+    hr_reading reading;
+    char *elements = malloc(2 * hr_place_scratch_bytes(&model->places));
+    if (elements == NULL || hr_guard_enter(model->guard, &model->arena, &reading, NULL) != HR_OK) {
+        free(elements);
         return false;
     }
-    bool equal = rows_equal(model, module, weight, rows, k, rows_of_k);
-    hr_guard_leave(model->guard, side);
-    free(rows_of_k);
+    bool equal = rows_equal(place, model->info.compute, reading.memory, weight, elements);
+    hr_guard_leave(model->guard, &reading);
+    free(elements);
     return equal;
 }
 

@@ -13,26 +13,26 @@
 /* ---- values ---- */
 
 /* Rows [0, n) of a place, up to columns of each, as floats at out; panel: HR_PANEL rows. */
-static void read_rows(const hr_model *model, const hr_place *place, size_t n, size_t columns,
-                      void *panel, float *out) {
+static void read_rows(const hr_model *model, const char *arena, const hr_place *place, size_t n,
+                      size_t columns, void *panel, float *out) {
     hr_compute compute = model->info.compute;
     hr_dtype dtype = hr_place_dtype(place, compute);
     size_t row_bytes = hr_place_row_elements(place) * hr_dtype_size(dtype);
     for (size_t row = 0; row < n; row++) {
         if (row % HR_PANEL == 0)
-            hr_place_unpack(place, compute, model->arena + place->at, row,
+            hr_place_unpack(place, compute, arena + place->at, row,
                             place->n - row < HR_PANEL ? place->n : row + HR_PANEL, panel);
         hr_convert(out + row * columns, HR_DTYPE_F32,
                    (const char *)panel + row % HR_PANEL * row_bytes, dtype, columns, NULL);
     }
 }
 
-static void read_name(const hr_model *model, const hr_weight_name *name, size_t rows,
-                      size_t columns, void *panel, float *out) {
+static void read_name(const hr_model *model, const char *arena, const hr_weight_name *name,
+                      size_t rows, size_t columns, void *panel, float *out) {
     for (uint32_t i = 0; i < name->n_places && rows > 0; i++) {
         const hr_place *place = &model->places.items[name->places[i]];
         size_t n = rows < place->n ? rows : place->n;
-        read_rows(model, place, n, columns, panel, out);
+        read_rows(model, arena, place, n, columns, panel, out);
         out += n * columns;
         rows -= n;
     }
@@ -55,13 +55,13 @@ hr_status hr_model_weight_values(const hr_model *model, const char *name, size_t
     size_t n_columns = vector ? 1 : shape[1] < max_columns ? shape[1] : max_columns;
     float *values = malloc((n_rows * n_columns + 1) * sizeof *values);
     void *panel = malloc(hr_place_scratch_bytes(&model->places));
-    unsigned side;
+    hr_reading reading;
     hr_status status = values == NULL || panel == NULL
                            ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for values of %.160s", name)
-                           : hr_guard_enter(model->guard, &side, err);
+                           : hr_guard_enter(model->guard, &model->arena, &reading, err);
     if (status == HR_OK) {
-        read_name(model, found, n_rows, n_columns, panel, values);
-        hr_guard_leave(model->guard, side);
+        read_name(model, reading.memory, found, n_rows, n_columns, panel, values);
+        hr_guard_leave(model->guard, &reading);
     }
     free(panel);
     if (status != HR_OK) {
@@ -85,10 +85,10 @@ hr_status hr_model_weight_digests(const hr_model *model,
         const hr_place *place = &model->places.items[i];
         uint64_t shape[] = {place->n, place->k};
         uint8_t digest[16];
-        unsigned side;
-        HR_TRY(hr_guard_enter(model->guard, &side, err));
-        hr_status status = hr_place_digest(place, compute, model->arena + place->at, digest, err);
-        hr_guard_leave(model->guard, side);
+        hr_reading reading;
+        HR_TRY(hr_guard_enter(model->guard, &model->arena, &reading, err));
+        hr_status status = hr_place_digest(place, compute, reading.memory + place->at, digest, err);
+        hr_guard_leave(model->guard, &reading);
         if (status != HR_OK)
             return status;
         fn(ctx, place->name, hr_place_dtype(place, compute), shape,
@@ -108,20 +108,20 @@ static hr_status refuse_during_update(const hr_model *model, hr_error *err) {
 hr_status hr_model_snapshot(hr_model *model, hr_error *err) {
     const char *source;
     uint64_t available = hr_machine_memory_available(&source);
-    if (model->snapshot == NULL && model->arena_bytes > available)
+    if (model->snapshot == NULL && model->info.weight_bytes > available)
         return hr_fail(err, HR_ERR_NO_MEMORY,
                        "a snapshot needs %.2f GiB of memory, %.2f GiB are available (%s)",
-                       (double)model->arena_bytes / (1 << 30), (double)available / (1 << 30),
+                       (double)model->info.weight_bytes / (1 << 30), (double)available / (1 << 30),
                        source);
     if (model->snapshot == NULL)
-        model->snapshot = hr_pages_alloc(model->arena_bytes);
+        model->snapshot = hr_pages_alloc(model->info.weight_bytes);
     if (model->snapshot == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "the system refuses %.2f GiB for a snapshot",
-                       (double)model->arena_bytes / (1 << 30));
-    unsigned side;
-    HR_TRY(hr_guard_enter(model->guard, &side, err));
-    memcpy(model->snapshot, model->arena, model->arena_bytes);
-    hr_guard_leave(model->guard, side);
+                       (double)model->info.weight_bytes / (1 << 30));
+    hr_reading reading;
+    HR_TRY(hr_guard_enter(model->guard, &model->arena, &reading, err));
+    memcpy(model->snapshot, reading.memory, model->info.weight_bytes);
+    hr_guard_leave(model->guard, &reading);
     return HR_OK;
 }
 
@@ -188,11 +188,10 @@ static double max_difference(const hr_place *place, hr_compute compute, const ch
     return most;
 }
 
-/* Holds the live side. */
-static const hr_place *first_difference(const hr_model *model) {
+static const hr_place *first_difference(const hr_model *model, const char *arena) {
     for (size_t i = 0; i < model->places.n; i++) {
         const hr_place *place = &model->places.items[i];
-        if (memcmp(model->arena + place->at, model->snapshot + place->at, place->bytes) != 0)
+        if (memcmp(arena + place->at, model->snapshot + place->at, place->bytes) != 0)
             return place;
     }
     return NULL;
@@ -203,19 +202,19 @@ hr_status hr_model_compare_snapshot(const hr_model *model, char name[160], doubl
     if (model->snapshot == NULL)
         return hr_fail(err, HR_ERR_NOT_FOUND,
                        "there is no snapshot to compare with; take one first (action snapshot)");
-    unsigned side;
-    HR_TRY(hr_guard_enter(model->guard, &side, err));
-    const hr_place *differs = first_difference(model);
+    hr_reading reading;
+    HR_TRY(hr_guard_enter(model->guard, &model->arena, &reading, err));
+    const hr_place *differs = first_difference(model, reading.memory);
     double most = 0;
     for (size_t i = 0; differs != NULL && i < model->places.n; i++) {
         const hr_place *place = &model->places.items[i];
         if (strcmp(place->in_memory, differs->in_memory) != 0)
             continue;
-        double here = max_difference(place, model->info.compute, model->arena + place->at,
+        double here = max_difference(place, model->info.compute, reading.memory + place->at,
                                      model->snapshot + place->at);
         most = here > most ? here : most;
     }
-    hr_guard_leave(model->guard, side);
+    hr_guard_leave(model->guard, &reading);
     snprintf(name, HR_WEIGHT_NAME_SIZE, "%s", differs != NULL ? differs->in_memory : "");
     *max_abs_err = most;
     *equal = differs == NULL;
@@ -226,5 +225,5 @@ void hr_model_release_weights(hr_model *model) {
     /* The shadow is of no use to what comes next, which must bring every weight. */
     if (hr_guard_wait_shadow(model->guard, NULL) == HR_OK)
         hr_weights_destroy(&model->shadow);
-    madvise(model->arena, model->arena_bytes, MADV_DONTNEED);
+    madvise(model->arena, model->info.weight_bytes, MADV_DONTNEED);
 }

@@ -1,5 +1,6 @@
 /* Adapters from a config and tensors in memory: packed as those of a directory are, digested as
  * their file's tensors are, and refused for the same reasons. */
+#include "format/checkpoint.h"
 #include "format/safetensors.h"
 #include "model/adapter.h"
 #include "model/base_update.h"
@@ -197,6 +198,53 @@ static void bad_tensors_are_refused_by_name(void **state) {
     hr_model_destroy(model);
 }
 
+/* ---- weights of the base beside the pairs ---- */
+
+static const char saving_config[] =
+    "{\"peft_type\": \"LORA\", \"r\": 5, \"target_modules\": [\"q_proj\"],"
+    " \"modules_to_save\": [\"embed_tokens\", \"lm_head\"]}";
+
+static void a_whole_weight_must_equal_the_base_of_now(void **state) {
+    (void)state;
+    static const char *const names[] = {"model.embed_tokens.weight", "lm_head.weight"};
+    hr_checkpoint *checkpoint = NULL;
+    hr_model *model = load(NULL);
+    adapter from = {.n = 0};
+    hr_lora *lora = NULL;
+    hr_error err = {0};
+    assert_int_equal(hr_checkpoint_open(model_dir, &checkpoint, NULL), HR_OK);
+    add_pair(&from, "model.layers.0.self_attn.q_proj", RANK, 30, 40);
+    add_pair(&from, "model.layers.1.self_attn.q_proj", RANK, 30, 40);
+    for (size_t i = 0; i < 2; i++)
+        from.tensors[from.n + i] = *hr_checkpoint_find(checkpoint, names[i]);
+    size_t n = from.n + 2, len = sizeof saving_config - 1;
+    assert_int_equal(hr_lora_create(model, saving_config, len, from.tensors, n, &lora, &err),
+                     HR_OK);
+    hr_lora_destroy(lora);
+
+    hr_tensor head = from.tensors[n - 1];
+    char *changed = malloc(head.bytes);
+    memcpy(changed, head.data, head.bytes);
+    changed[head.bytes - 2] ^= 1; /* the last bit of the last value */
+    head.data = changed;
+    hr_base_update *update = NULL;
+    assert_int_equal(hr_base_update_begin(model, true, &update, NULL), HR_OK);
+    assert_int_equal(hr_base_update_write(update, &head, 1, NULL), HR_OK);
+    assert_int_equal(hr_base_update_seal(update, false, NULL), HR_OK);
+    hr_base_update_publish(update);
+    assert_int_equal(hr_lora_create(model, saving_config, len, from.tensors, n, &lora, &err),
+                     HR_ERR_ADAPTER_INCOMPATIBLE);
+    assert_non_null(strstr(err.message, "lm_head.weight"));
+    from.tensors[n - 1] = head;
+    assert_int_equal(hr_lora_create(model, saving_config, len, from.tensors, n, &lora, &err),
+                     HR_OK);
+    hr_lora_destroy(lora);
+    free(changed);
+    free_adapter(&from);
+    hr_checkpoint_close(checkpoint);
+    hr_model_destroy(model);
+}
+
 /* ---- a config alone ---- */
 
 static void expect_rank(const hr_model *model, const char *text, uint32_t rank) {
@@ -304,6 +352,7 @@ int main(void) {
         cmocka_unit_test(it_is_packed_as_from_a_directory),
         cmocka_unit_test(digests_are_those_of_the_converted_tensors),
         cmocka_unit_test(bad_tensors_are_refused_by_name),
+        cmocka_unit_test(a_whole_weight_must_equal_the_base_of_now),
         cmocka_unit_test(the_largest_rank_of_a_config_is_told),
         cmocka_unit_test(a_config_is_refused_as_with_its_tensors),
         cmocka_unit_test(a_config_that_names_no_module_is_refused),

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,6 +199,7 @@ typedef struct flipping {
     hr_tensor tensors[2][64];
     size_t n;
     bool shadow, failed;
+    atomic_bool done;
 } flipping;
 
 static void *flip(void *arg) {
@@ -241,6 +243,50 @@ static void each_tensor_that_is_read_is_of_one_version(void **state) {
         hr_checkpoint_close(checkpoints[0]);
         hr_checkpoint_close(checkpoints[1]);
     }
+}
+
+static void *publish_all(void *arg) {
+    flipping *f = arg;
+    hr_base_update *update = NULL;
+    f->failed = hr_base_update_begin(f->model, true, &update, NULL) != HR_OK ||
+                hr_base_update_write(update, f->tensors[0], f->n, NULL) != HR_OK ||
+                hr_base_update_seal(update, true, NULL) != HR_OK;
+    if (f->failed)
+        hr_base_update_abandon(update);
+    else
+        hr_base_update_publish(update);
+    atomic_store(&f->done, true);
+    return NULL;
+}
+
+static void a_publish_waits_for_no_reader_but_the_next_update_does(void **state) {
+    (void)state;
+    hr_checkpoint *checkpoint = open_checkpoint(biased_dir[1]);
+    hr_model *old = load(biased_dir[0], NULL), *new = load(biased_dir[1], NULL);
+    flipping f = {.model = load(biased_dir[0], NULL)};
+    f.n = f.model->places.n;
+    for (size_t i = 0; i < f.n; i++)
+        f.tensors[0][i] = *hr_checkpoint_find(checkpoint, f.model->places.items[i].name);
+    hr_reading reading;
+    assert_int_equal(hr_guard_enter(f.model->guard, &f.model->arena, &reading, NULL), HR_OK);
+    publish_all(&f);
+    assert_false(f.failed);
+    assert_memory_equal(f.model->arena, new->arena, new->arena_bytes);
+    assert_memory_equal(reading.memory, old->arena, old->arena_bytes);
+
+    pthread_t thread;
+    atomic_store(&f.done, false);
+    assert_int_equal(pthread_create(&thread, NULL, publish_all, &f), 0);
+    usleep(50000);
+    assert_false(atomic_load(&f.done)); /* it would write what is being read */
+    assert_memory_equal(reading.memory, old->arena, old->arena_bytes);
+    hr_guard_leave(f.model->guard, &reading);
+    pthread_join(thread, NULL);
+    assert_false(f.failed);
+    hr_model_destroy(f.model);
+    hr_model_destroy(old);
+    hr_model_destroy(new);
+    hr_checkpoint_close(checkpoint);
 }
 
 /* ---- the weights checker ---- */
@@ -347,6 +393,7 @@ int main(void) {
         cmocka_unit_test(unknown_names_are_refused),
         cmocka_unit_test(digests_are_those_of_the_converted_tensors),
         cmocka_unit_test(each_tensor_that_is_read_is_of_one_version),
+        cmocka_unit_test(a_publish_waits_for_no_reader_but_the_next_update_does),
         cmocka_unit_test(a_snapshot_tells_what_differs_by_its_fused_name),
         cmocka_unit_test(random_weights_differ_everywhere_and_an_update_heals_them),
     };
