@@ -57,9 +57,9 @@ static hr_status run_begin(hr_update_call *c, hr_error *err) {
 }
 
 void hr_route_begin_update(hr_exchange *exchange, void *app) {
-    static const char *const keys[] = {
-        "selector",       "sync_base",     "session_id",      "adapters",
-        "new_lora_names", "lease_seconds", "timeout_seconds", NULL};
+    static const char *const keys[] = {"selector", "sync_base",       "session_id",
+                                       "adapters", "new_lora_names",  "lease_seconds",
+                                       "audit",    "timeout_seconds", NULL};
     static const hr_update_route route = {.keys = keys, .run = run_begin};
     hr_update_call_start(app, exchange, &route);
 }
