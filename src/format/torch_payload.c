@@ -19,6 +19,7 @@ typedef struct reading {
     hr_torch_reader r;
     const hr_torch_options *options;
     hr_torch_payload *payload;
+    uint64_t named; /* bytes of names so far */
 } reading;
 
 static void free_copies(void **copies, size_t n) {
@@ -146,6 +147,13 @@ static hr_status add_tensor(reading *g, const hr_torch_value *name, hr_tensor te
     hr_torch_payload *p = g->payload;
     unsigned char *text = NULL;
     HR_TRY(check_name(name, err));
+    /* Each name of its own stands somewhere in the payload; a repeated one must not cost memory. */
+    if (name->count > g->r.size - g->named)
+        return hr_fail(err, HR_ERR_INVALID,
+                       "the names of tensors take more bytes than the payload has; one of them, "
+                       "such as %s, is given twice",
+                       name_text(name).text);
+    g->named += name->count;
     HR_TRY(hr_torch_grow(&p->tensors, p->n + 1, &p->cap, sizeof *p->tensors, HR_TORCH_MAX_TENSORS,
                          "tensors", err));
     HR_TRY(hr_torch_copy_room(&g->r, name->count + 1, "a name", &text, err));

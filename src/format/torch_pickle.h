@@ -19,7 +19,7 @@
 #define HR_TORCH_MAX_ITEMS ((size_t)1 << 25)
 #define HR_TORCH_MAX_STRIDED ((size_t)1 << 20) /* tensors, and storages */
 #define HR_TORCH_MAX_MARKS 256
-#define HR_TORCH_MAX_ATTRIBUTES 32
+#define HR_TORCH_MAX_ATTRIBUTES 16
 
 typedef enum hr_torch_kind {
     HR_TORCH_NONE,

@@ -18,12 +18,12 @@ import pickletools
 import random
 import subprocess
 import sys
-import time
 import types
+import zipfile
 
 import pytest
 import torch
-import torch.multiprocessing.reductions as reductions
+import torch.multiprocessing
 from multiprocessing.reduction import ForkingPickler
 from safetensors.torch import save_file
 
@@ -78,7 +78,7 @@ def views():
     tensors = {"whole": base, "row": base[2], "rows": base[1:4], "columns": base[:, 2:5], "steps": base[1::2, ::3],
                "transposed": base.t(), "scalar": torch.tensor(2.5), "element": base[3, 3], "empty": torch.zeros(0, 3),
                "empty view": base[:, 8:], "expanded": base[:1].expand(4, 8), "one": base[:1, :1], "three": torch.randn(2, 3, 4)
-               .permute(2, 0, 1), "parameter": torch.nn.Parameter(base[1:3]), "frozen": torch.nn.Parameter(base[0], False),
+               .permute(2, 0, 1), "parameter": torch.nn.Parameter(base[1:3]), "frozen": torch.nn.Parameter(base[0], False), "buffer": torch.nn.Buffer(base[4]),
                "parameter with attributes": layer.weight, "noted": noted, "bytes": base.bfloat16().view(torch.uint8)[:, 3:9],
                "é/\u4e2d": torch.ones(2), "eight": torch.randn(1, 2, 1, 2, 1, 2, 1, 2)}
     for dtype in DTYPES:
@@ -158,6 +158,30 @@ def test_files_of_torch_save(reader, zipped):
         stream = io.BytesIO()
         torch.save(tensors, stream, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
         assert reader.run(stream.getvalue()) == lines(tensors)
+
+
+def test_long_zip_archives(reader, monkeypatch):
+    """The records that sizes from 4 GiB on need, written at small ones; torch reads them as well."""
+    stream, again = io.BytesIO(), io.BytesIO()
+    tensors = {"w": torch.arange(300.0), "v": torch.ones(3, 3).bfloat16()}
+    torch.save(tensors, stream)
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
+    with zipfile.ZipFile(stream) as source, zipfile.ZipFile(again, "w") as target:
+        for name in source.namelist():
+            target.writestr(zipfile.ZipInfo(name), source.read(name))
+    assert b"PK\6\6" in again.getvalue()
+    again.seek(0)
+    assert lines(torch.load(again)) == lines(tensors)
+    assert reader.run(again.getvalue()) == lines(tensors)
+
+
+def test_compressed_zip_archives_are_refused(reader):
+    stream, again = io.BytesIO(), io.BytesIO()
+    torch.save({"w": torch.zeros(1000)}, stream)
+    with zipfile.ZipFile(stream) as source, zipfile.ZipFile(again, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    assert "compressed" in reader.refused(again.getvalue())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint16])
@@ -275,15 +299,16 @@ def test_hostile_call_hidden_in_a_storage_or_a_value(reader, tmp_path):
 SANITIZED = b"__asan_init" in TOOL.read_bytes() if TOOL.exists() else False
 
 
-def memory_of(payload, folder, *options):
-    """Output of the reader and the most memory it held, in MiB."""
+def cost_of(payload, folder, *options):
+    """Output of the reader, the most memory it held in MiB, its processor seconds."""
     path = folder / "bomb"
     path.write_bytes(payload)
     child = ("import resource, subprocess, sys; d = subprocess.run(sys.argv[1:], capture_output=True, text=True); "
-             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); print(d.stdout, end='')")
+             "u = resource.getrusage(resource.RUSAGE_CHILDREN); print(u.ru_maxrss, u.ru_utime + u.ru_stime); print(d.stdout, end='')")
     done = subprocess.run([sys.executable, "-c", child, TOOL, "read", *options, path], capture_output=True, text=True, timeout=60)
     first, _, rest = done.stdout.partition("\n")
-    return rest, int(first) / 1024
+    kib, seconds = map(float, first.split())
+    return rest, kib / 1024, seconds
 
 
 def chain_of_tuples(n):
@@ -307,6 +332,8 @@ BOMBS = {
     "calls": lambda: b"\x80\x04\x8c\x0bcollections\x8c\x0bOrderedDict\x93\x94" + b"h\x00)R" * 17_000_000,
     "expanded": lambda: pickle.dumps({"w": torch.ones(1).expand(1 << 20, 1 << 20)}),
     "many expanded": lambda: pickle.dumps({f"w{i}": torch.ones(1).expand(1 << 10, 1 << 10) for i in range(64)}),
+    "one name": lambda: (b"\x80\x04](X\x00\x10\x00\x00" + b"n" * 4096 + b"\x94" + TENSOR + b"\x86"
+                         + b"h\x00h\x11\x86" * 1_000_000 + b"e."),
     "doubling": lambda: chain_of_tuples(100_000),
     "archive in archive": lambda: pickle.dumps({"w": nested_archives(6)}),
 }
@@ -331,11 +358,9 @@ def nested_archives(depth):
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_refused_quickly_in_little_memory(tmp_path, name):
     payload = BOMBS[name]()
-    began = time.monotonic()
-    said, mib = memory_of(payload, tmp_path, "-m", str(32 << 20))
+    said, mib, seconds = cost_of(payload, tmp_path, "-m", str(32 << 20))
     assert said.startswith("refused "), said
-    assert SANITIZED or time.monotonic() - began < 3
-    assert SANITIZED or mib < len(payload) / 2**20 + 700, mib
+    assert SANITIZED or (seconds < 3 and mib < len(payload) / 2**20 + 400), (seconds, mib)
 
 
 # --- shared memory ----------------------------------------------------------------------------------------------------
@@ -372,14 +397,9 @@ def file_system():
     assert shared_objects() == {}
 
 
-def shareable():
-    """Everything but what ForkingPickler cannot send."""
-    return {name: tensor for name, tensor in views().items()}
-
-
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_file_system_form(reader, file_system, protocol):
-    tensors = shareable()
+    tensors = views()
     stream = io.BytesIO()
     ForkingPickler(stream, protocol).dump(list(tensors.items()))
     assert reader.run(stream.getvalue()) == lines(tensors)
@@ -557,7 +577,7 @@ def old_bucket(tensors, module=BUCKET_MODULES[0]):
 @pytest.mark.parametrize("module", BUCKET_MODULES)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_flattened_buckets_old_and_new(reader, module, protocol):
-    mixed = {name: tensor for name, tensor in views().items()}
+    mixed = views()
     assert reader.run(pickle.dumps(new_bucket(mixed, module), protocol=protocol), "-f") == lines(mixed)
     for dtype in (torch.bfloat16, torch.float32, torch.uint8):
         one = {"a": torch.arange(6).to(dtype).reshape(2, 3), "b": torch.arange(5).to(dtype), "s": torch.tensor(1).to(dtype)}

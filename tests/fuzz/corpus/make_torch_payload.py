@@ -81,9 +81,9 @@ def make_buckets():
 def make_references():
     tensor = torch.arange(3.0)
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
-    put("file-descriptor", bytes(ForkingPickler.dumps([("w", tensor)])))
+    put("file-descriptor", bytes(ForkingPickler.dumps([("w", tensor)])).replace(b"/tmp/", b"/run/"))
     torch.multiprocessing.set_sharing_strategy("file_system")
-    payload = bytes(ForkingPickler.dumps([("w", tensor.clone())]))
+    payload = bytes(ForkingPickler.dumps([("w", tensor.clone())])).replace(b"/tmp/", b"/run/")
     name = next(n for n in os.listdir("/dev/shm") if n.startswith(f"torch_{os.getpid()}_")).encode()
     put("file-system", payload.replace(b"/" + name, b"/torch_" + b"0" * (len(name) - 6)))
     for module in ("torch.multiprocessing.reductions", "sglang.srt.utils.patch_torch"):
