@@ -5,13 +5,26 @@
 
 #include "base/error.h"
 
-/* What every command exits with. */
-enum { HR_EXIT_OK = 0, HR_EXIT_FAILURE = 1, HR_EXIT_USAGE = 2 };
+/* What every command exits with; push also with PARTIAL (some engines have committed, some have
+ * not), verify with DIFFERS. */
+enum {
+    HR_EXIT_OK = 0,
+    HR_EXIT_FAILURE = 1,
+    HR_EXIT_USAGE = 2,
+    HR_EXIT_PARTIAL = 3,
+    HR_EXIT_DIFFERS = 4
+};
 
 /* "headrace: error: <message>" as one line on stderr; returns code. */
 int hr_exit_error(int code, const hr_error *err);
 
 int hr_command_serve(int argc, char **argv);
 int hr_command_bench(int argc, char **argv);
+int hr_command_push(int argc, char **argv);
+int hr_command_watch(int argc, char **argv);
+int hr_command_status(int argc, char **argv);
+int hr_command_generate(int argc, char **argv);
+int hr_command_inspect(int argc, char **argv);
+int hr_command_verify(int argc, char **argv);
 
 #endif

@@ -10,6 +10,13 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "run a rollout engine: load a model, speak SGLang's HTTP API", hr_command_serve},
+    {"push", "publish adapters or base weights on every engine, whole or not at all",
+     hr_command_push},
+    {"watch", "publish each checkpoint that a trainer writes", hr_command_watch},
+    {"status", "what every engine serves now", hr_command_status},
+    {"verify", "do all engines hold exactly these bytes?", hr_command_verify},
+    {"inspect", "what is in a file or directory of weights", hr_command_inspect},
+    {"generate", "send one prompt to an engine", hr_command_generate},
     {"bench", "check and time the kernels, or time the steps of a model", hr_command_bench},
 };
 
@@ -20,7 +27,8 @@ static void print_help(FILE *out) {
     fprintf(
         out,
         "\n`headrace COMMAND --help` explains a command; `headrace --version` prints the version.\n"
-        "exit codes: 0 success, 1 failure while running, 2 wrong usage\n");
+        "exit codes: 0 success, 1 failure while running, 2 wrong usage; more in a command's "
+        "help\n");
 }
 
 int hr_exit_error(int code, const hr_error *err) {

@@ -1,4 +1,4 @@
-/* How far loading has come. */
+/* How far loading or sending has come. */
 #include "cli/progress.h"
 
 #include "base/clock.h"
@@ -9,16 +9,18 @@
 #define TERMINAL_NS UINT64_C(100000000)
 #define PLAIN_NS UINT64_C(5000000000)
 
-void hr_progress_format(uint64_t done_bytes, uint64_t total_bytes, uint64_t elapsed_ns,
-                        hr_buf *out) {
+void hr_progress_format(const char *what, uint64_t done_bytes, uint64_t total_bytes,
+                        uint64_t elapsed_ns, hr_buf *out) {
     double done = (double)done_bytes, total = (double)total_bytes,
            seconds = (double)elapsed_ns * 1e-9;
     double rate = seconds > 0 ? done / seconds : 0;
-    hr_buf_printf(out, "loading %.0f MB of %.0f MB, %.0f %%", done / 1e6, total / 1e6,
-                  total > 0 ? 100 * done / total : 100);
+    hr_buf_printf(out, "%s %.0f MB", what, done / 1e6);
+    if (total > 0)
+        hr_buf_printf(out, " of %.0f MB, %.0f %%", total / 1e6, 100 * done / total);
     if (rate > 0)
-        hr_buf_printf(out, ", %.0f MB/s, %.0f s left", rate / 1e6,
-                      total > done ? (total - done) / rate : 0);
+        hr_buf_printf(out, ", %.0f MB/s", rate / 1e6);
+    if (rate > 0 && total > 0)
+        hr_buf_printf(out, ", %.0f s left", total > done ? (total - done) / rate : 0);
 }
 
 static uint64_t now_ns(void) {
@@ -26,10 +28,10 @@ static uint64_t now_ns(void) {
     return hr_now_ns(&clock);
 }
 
-void hr_progress_begin(hr_progress *progress) {
+void hr_progress_begin(hr_progress *progress, const char *what) {
     uint64_t now = now_ns();
-    *progress =
-        (hr_progress){.terminal = isatty(STDERR_FILENO) == 1, .start_ns = now, .last_ns = now};
+    *progress = (hr_progress){
+        .what = what, .terminal = isatty(STDERR_FILENO) == 1, .start_ns = now, .last_ns = now};
 }
 
 void hr_progress_show(void *ctx, uint64_t done_bytes, uint64_t total_bytes) {
@@ -39,7 +41,7 @@ void hr_progress_show(void *ctx, uint64_t done_bytes, uint64_t total_bytes) {
         return;
     p->last_ns = now;
     hr_buf line = {0};
-    hr_progress_format(done_bytes, total_bytes, now - p->start_ns, &line);
+    hr_progress_format(p->what, done_bytes, total_bytes, now - p->start_ns, &line);
     if (!line.failed)
         fprintf(stderr, p->terminal ? "\r%s\033[K" : "%s\n", line.data);
     fflush(stderr);

@@ -81,7 +81,7 @@ static void warn_ignored(const hr_serve_options *options) {
 
 static hr_status create_engine(const hr_serve_options *o, running *r, hr_error *err) {
     hr_progress progress;
-    hr_progress_begin(&progress);
+    hr_progress_begin(&progress, "loading");
     hr_engine_options options = {
         .model_path = r->model_dir,
         .dtype = o->dtype,

@@ -144,7 +144,9 @@ static hr_status check_transport(push_run *run, hr_error *err) {
                        t->name);
     if (run->push->complete_base && !t->atomic)
         return hr_fail(err, HR_ERR_UNSUPPORTED,
-                       "transport %s cannot check that base weights are complete", t->name);
+                       "transport %s cannot check that base weights are complete: push without "
+                       "complete_base (headrace push: say --transport %s)",
+                       t->name, t->name);
     if (run->p->options.audit && !t->atomic)
         return hr_fail(err, HR_ERR_UNSUPPORTED, "transport %s answers with no receipt to audit",
                        t->name);

@@ -41,14 +41,3 @@ bool hr_step_control(const hr_stage_request *request, hr_step *step) {
         return hr_step_post(step, "/continue_generation");
     return hr_step_fail(step, HR_ERR_INTERNAL, "no such stage in this transport");
 }
-
-void hr_query_append(hr_buf *out, const char *text) {
-    static const char plain[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~";
-    for (const char *c = text; *c != '\0'; c++) {
-        if (strchr(plain, *c) != NULL)
-            hr_buf_putc(out, *c);
-        else
-            hr_buf_printf(out, "%%%02X", (unsigned)(unsigned char)*c);
-    }
-}

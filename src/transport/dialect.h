@@ -44,7 +44,5 @@ bool hr_step_post(hr_step *step, const char *path);
 bool hr_step_control(const hr_stage_request *request, hr_step *step);
 /* Done, refused with the given failure. */
 bool hr_step_fail(hr_step *step, hr_status status, const char *message);
-/* Appends the text percent-encoded for a query. */
-void hr_query_append(hr_buf *out, const char *text);
 
 #endif

@@ -312,3 +312,14 @@ hr_status hr_http_base_url(const char *text, char **out, hr_error *err) {
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an engine URL");
     return HR_OK;
 }
+
+void hr_query_append(hr_buf *out, const char *text) {
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~";
+    for (const char *c = text; *c != '\0'; c++) {
+        if (strchr(plain, *c) != NULL)
+            hr_buf_putc(out, *c);
+        else
+            hr_buf_printf(out, "%%%02X", (unsigned)(unsigned char)*c);
+    }
+}

@@ -61,4 +61,7 @@ void hr_http_client_run(hr_http_client *client, hr_http_call *calls, size_t n, u
  * no URL has. Thread-safe. */
 hr_status hr_http_base_url(const char *text, char **out, hr_error *err);
 
+/* Appends the text percent-encoded for a query. */
+void hr_query_append(hr_buf *out, const char *text);
+
 #endif

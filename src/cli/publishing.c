@@ -1,0 +1,209 @@
+/* What `push` and `watch` share. */
+#include "cli/publishing.h"
+
+#include "format/json.h"
+#include "tensor/digest.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- signals ---- */
+
+/* A signal handler can reach nothing but globals. */
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int number) {
+    (void)number;
+    stopped = 1;
+}
+
+bool hr_publishing_stopped(void) {
+    return stopped != 0;
+}
+
+/* The first one cancels and cleans up; a second one ends at once. */
+static void install_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* ---- flags ---- */
+
+void hr_publishing_init(hr_publishing *publishing) {
+    *publishing = (hr_publishing){
+        .transport = "auto", .pause = "none", .api_key = getenv("HEADRACE_API_KEY"), .timeout = 60};
+}
+
+size_t hr_publishing_flags(hr_publishing *p, hr_cli_option *table) {
+    const hr_cli_option flags[HR_PUBLISHING_FLAGS] = {
+        {"--engine", HR_CLI_LIST, &p->engines, "URL...", "engines, \"http://host:port\"; required"},
+        {"--transport", HR_CLI_TEXT, &p->transport, "NAME",
+         "auto, safetensors, sglang or sglang-load (default: auto)"},
+        {"--bucket-size", HR_CLI_SIZE, &p->bucket_size, "BYTES",
+         "K, M, G may follow (default: 512M)"},
+        {"--pause", HR_CLI_TEXT, &p->pause, "MODE",
+         "requests around a base update: none, in_place, retract, abort (default: none)"},
+        {"--timeout", HR_CLI_DECIMAL, &p->timeout, "SECONDS",
+         "for each stage on all engines (default: 60)"},
+        {"--audit", HR_CLI_FLAG, &p->audit, NULL, "SHA-256 of every tensor in the receipt"},
+        {"--pinned", HR_CLI_FLAG, &p->pinned, NULL, "adapters never give way to others"},
+        {"--api-key", HR_CLI_TEXT, &p->api_key, "KEY", "or HEADRACE_API_KEY in the environment"},
+        {"--json", HR_CLI_FLAG, &p->json, NULL, "the receipt as JSON on stdout"},
+    };
+    memcpy(table, flags, sizeof flags);
+    return HR_PUBLISHING_FLAGS;
+}
+
+static hr_status pause_from_name(const char *name, hr_push_pause *out, hr_error *err) {
+    static const char *const names[] = {"none", "in_place", "retract", "abort"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i], name) == 0) {
+            *out = (hr_push_pause)i;
+            return HR_OK;
+        }
+    }
+    return hr_fail(err, HR_ERR_INVALID,
+                   "--pause: \"%.100s\" is not known; there are none, in_place, retract and abort",
+                   name);
+}
+
+hr_status hr_cli_adapter(const char *text, char **name, const char **dir, hr_error *err) {
+    const char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text || equals[1] == '\0')
+        return hr_fail(err, HR_ERR_INVALID, "--adapter: wanted NAME=DIR, came \"%.200s\"", text);
+    *name = strndup(text, (size_t)(equals - text));
+    if (*name == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter's name");
+    *dir = equals + 1;
+    return HR_OK;
+}
+
+/* ---- the publisher ---- */
+
+static bool on_progress(void *ctx, const hr_push_progress *progress) {
+    hr_publishing *p = ctx;
+    if (progress->bytes > 0)
+        hr_progress_show(&p->progress, progress->bytes, progress->total_bytes);
+    return stopped == 0;
+}
+
+hr_status hr_publishing_open(hr_publishing *p, hr_error *err) {
+    hr_publisher_options options = {
+        .engines = p->engines.items,
+        .n_engines = p->engines.n,
+        .api_key = p->api_key,
+        .transport = p->transport,
+        .bucket_bytes = p->bucket_size,
+        .audit = p->audit,
+        .progress = on_progress,
+        .progress_ctx = p,
+    };
+    if (p->engines.n == 0)
+        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: where shall it go?");
+    if (!(p->timeout > 0 && p->timeout <= 86400))
+        return hr_fail(err, HR_ERR_INVALID, "--timeout: wanted more than 0 and at most 86400");
+    options.timeout_ms = (uint64_t)(p->timeout * 1000) > 0 ? (uint64_t)(p->timeout * 1000) : 1;
+    HR_TRY(pause_from_name(p->pause, &options.pause, err));
+    HR_TRY(hr_publisher_create(&options, &p->publisher, err));
+    install_signals();
+    return HR_OK;
+}
+
+void hr_publishing_close(hr_publishing *p) {
+    hr_publisher_destroy(p->publisher);
+    p->publisher = NULL;
+}
+
+/* ---- receipts ---- */
+
+static void print_receipt(const hr_push_receipt *r) {
+    char hex[HR_XXH3_HEX];
+    printf("published  %llu tensors, %.1f MB%s%s, session %s\n", (unsigned long long)r->tensors,
+           (double)r->bytes / 1e6, r->weight_version[0] != '\0' ? ", version " : "",
+           r->weight_version, r->session_id);
+    if (r->tensors > 0)
+        printf("digest     %s (xxh3), %llu bucket%s by %s\n", hr_xxh3_format(r->xxh3, hex),
+               (unsigned long long)r->buckets, r->buckets == 1 ? "" : "s", r->transport);
+    for (size_t i = 0; i < r->n_engines; i++) {
+        const hr_push_engine *e = &r->engines[i];
+        printf("engine     %s %s", e->url, e->state);
+        if (e->has_xxh3)
+            printf(", %llu tensors checked", (unsigned long long)e->tensors);
+        if (e->weight_version[0] != '\0')
+            printf(", version %s", e->weight_version);
+        if (e->retries > 0)
+            printf(", %llu calls repeated", (unsigned long long)e->retries);
+        printf("\n");
+    }
+    printf(
+        "time       %.1f ms: register %.1f, begin %.1f, stream %.1f, prepare %.1f, commit %.1f\n",
+        (double)r->total_ns / 1e6, (double)r->register_ns / 1e6, (double)r->begin_ns / 1e6,
+        (double)r->stream_ns / 1e6, (double)r->prepare_ns / 1e6, (double)r->commit_ns / 1e6);
+    fflush(stdout);
+}
+
+static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt) {
+    hr_progress_end(&p->progress);
+    if (p->json) {
+        printf("%s\n", hr_publisher_report(p->publisher));
+        fflush(stdout);
+    } else if (status == HR_OK) {
+        print_receipt(receipt);
+    }
+    if (status == HR_OK)
+        hr_push_receipt_free(receipt);
+}
+
+hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, size_t n,
+                             const char *base, const char *weight_version, const char *session_id,
+                             hr_error *err) {
+    hr_dir_source *source = NULL;
+    hr_push_receipt *receipt = NULL;
+    HR_TRY(hr_dir_source_open(adapters, n, base, &source, err));
+    hr_push push = {
+        .adapters = hr_dir_source_adapters(source),
+        .n_adapters = n,
+        .sync_base = base != NULL,
+        /* Other transports cannot ask for it. */
+        .complete_base = base != NULL && strncmp(p->transport, "sglang", 6) != 0,
+        .weight_version = weight_version,
+        .session_id = session_id,
+        .total_bytes = hr_dir_source_bytes(source),
+        .source = hr_dir_source_units(source),
+    };
+    hr_progress_begin(&p->progress, "pushing");
+    hr_status status = hr_publisher_push(p->publisher, &push, &receipt, err);
+    tell(p, status, receipt);
+    hr_dir_source_close(source);
+    return status;
+}
+
+hr_status hr_publishing_resume(hr_publishing *p, const char *session_id, const char *weight_version,
+                               hr_error *err) {
+    hr_push_receipt *receipt = NULL;
+    hr_progress_begin(&p->progress, "resuming");
+    hr_status status = hr_publisher_resume(p->publisher, session_id, weight_version, &receipt, err);
+    tell(p, status, receipt);
+    return status;
+}
+
+bool hr_publishing_is_partial(const hr_publishing *p) {
+    cJSON *report = NULL;
+    const char *text = hr_publisher_report(p->publisher);
+    size_t published = 0, n = 0;
+    const cJSON *engine;
+    if (hr_json_parse(text, strlen(text), 0, &report, NULL) != HR_OK)
+        return false;
+    cJSON_ArrayForEach(engine, hr_json_get(report, "engines")) {
+        const char *state = "";
+        (void)hr_json_opt_string(engine, "state", &state, NULL);
+        published += strcmp(state, "published") == 0;
+        n++;
+    }
+    cJSON_Delete(report);
+    return published > 0 && published < n;
+}

@@ -1,0 +1,101 @@
+/* `headrace push`: adapters and a base checkpoint from directories to every engine. */
+#include "cli/commands.h"
+#include "cli/publishing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct push_flags {
+    hr_publishing publishing;
+    hr_cli_list adapters;
+    const char *base, *version, *session, *resume;
+    hr_cli_option table[6 + HR_PUBLISHING_FLAGS];
+    size_t n;
+} push_flags;
+
+static void make_table(push_flags *f) {
+    const hr_cli_option own[] = {
+        {"--adapter", HR_CLI_LIST, &f->adapters, "NAME=DIR...",
+         "PEFT directories, each under its name"},
+        {"--base", HR_CLI_TEXT, &f->base, "DIR", "base weights of a Hugging Face model directory"},
+        {"--version", HR_CLI_TEXT, &f->version, "V", "weight version that engines say afterwards"},
+        {"--session-id", HR_CLI_TEXT, &f->session, "ID", "instead of one that is made"},
+        {"--resume", HR_CLI_TEXT, &f->resume, "ID",
+         "finish a push whose commit was interrupted; sends no weights"},
+    };
+    hr_publishing_init(&f->publishing);
+    memcpy(f->table, own, sizeof own);
+    f->n = sizeof own / sizeof own[0];
+    f->n += hr_publishing_flags(&f->publishing, f->table + f->n);
+}
+
+static void print_help(const push_flags *f) {
+    printf("usage: headrace push --engine URL... [--adapter NAME=DIR]... [--base DIR] "
+           "[--version V]\n\n"
+           "Publishes adapters and base weights on all engines: everywhere or nowhere, checked by "
+           "digests,\nand prints a receipt.\n\n");
+    hr_cli_print_options(stdout, f->table, f->n);
+    printf("\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or, with a "
+           "transport\nwithout rollback, what the message says); 2 wrong usage; 3 some engines "
+           "have committed and some\nhave not: run again with --resume ID\n");
+}
+
+static hr_status check(const push_flags *f, hr_error *err) {
+    bool sends = f->adapters.n > 0 || f->base != NULL;
+    if (f->resume != NULL && (sends || f->session != NULL))
+        return hr_fail(err, HR_ERR_INVALID,
+                       "--resume sends no weights: leave --adapter, --base and --session-id away");
+    if (f->resume == NULL && !sends)
+        return hr_fail(err, HR_ERR_INVALID, "nothing to push: give --adapter NAME=DIR or --base");
+    return HR_OK;
+}
+
+static hr_status push(push_flags *f, hr_dir_adapter *adapters, char **names, hr_error *err) {
+    for (size_t i = 0; i < f->adapters.n; i++) {
+        HR_TRY(hr_cli_adapter(f->adapters.items[i], &names[i], &adapters[i].dir, err));
+        adapters[i].name = names[i];
+        adapters[i].pinned = f->publishing.pinned;
+    }
+    return hr_publishing_push(&f->publishing, adapters, f->adapters.n, f->base, f->version,
+                              f->session, err);
+}
+
+static hr_status run(push_flags *f, hr_error *err) {
+    if (f->resume != NULL)
+        return hr_publishing_resume(&f->publishing, f->resume, f->version, err);
+    hr_dir_adapter *adapters = calloc(f->adapters.n + 1, sizeof *adapters);
+    char **names = calloc(f->adapters.n + 1, sizeof *names);
+    hr_status status = adapters != NULL && names != NULL
+                           ? push(f, adapters, names, err)
+                           : hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the adapters");
+    for (size_t i = 0; names != NULL && i < f->adapters.n; i++)
+        free(names[i]);
+    free(names);
+    free(adapters);
+    return status;
+}
+
+int hr_command_push(int argc, char **argv) {
+    hr_error err;
+    bool help = false;
+    push_flags *f = calloc(1, sizeof *f);
+    int code = HR_EXIT_OK;
+    if (f == NULL) {
+        hr_fail(&err, HR_ERR_NO_MEMORY, "out of memory");
+        return hr_exit_error(HR_EXIT_FAILURE, &err);
+    }
+    make_table(f);
+    if (hr_cli_parse(argc, argv, f->table, f->n, NULL, &help, &err) != HR_OK) {
+        code = hr_exit_error(HR_EXIT_USAGE, &err);
+    } else if (help) {
+        print_help(f);
+    } else if (check(f, &err) != HR_OK || hr_publishing_open(&f->publishing, &err) != HR_OK) {
+        code = hr_exit_error(HR_EXIT_USAGE, &err);
+    } else if (run(f, &err) != HR_OK) {
+        bool partial = hr_publishing_is_partial(&f->publishing);
+        code = hr_exit_error(partial ? HR_EXIT_PARTIAL : HR_EXIT_FAILURE, &err);
+    }
+    hr_publishing_close(&f->publishing);
+    free(f);
+    return code;
+}

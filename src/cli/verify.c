@@ -1,0 +1,357 @@
+/* `headrace verify`: whether every engine holds exactly the bytes of local files, in its compute
+ * dtype. */
+#include "cli/commands.h"
+#include "cli/engine_calls.h"
+#include "cli/publishing.h"
+#include "format/checkpoint.h"
+#include "format/file.h"
+#include "format/json.h"
+#include "format/json_writer.h"
+#include "format/safetensors.h"
+#include "tensor/convert.h"
+#include "tensor/digest.h"
+#include "transport/http_client.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHOWN = 10 }; /* names of differences that are printed for an engine */
+
+typedef struct verify_flags {
+    hr_cli_list engines, adapters;
+    const char *base, *api_key;
+    double timeout;
+    bool json;
+} verify_flags;
+
+/* A local tensor under the name that engines list. */
+typedef struct local_tensor {
+    const char *name;
+    const hr_tensor *tensor;
+} local_tensor;
+
+typedef struct local_set {
+    const char *adapter; /* NULL: base */
+    hr_safetensors *file;
+    hr_checkpoint *checkpoint;
+    local_tensor *tensors; /* by name */
+    size_t n;
+} local_set;
+
+typedef struct verdict {
+    size_t equal, different;
+    hr_buf names; /* of differences, one a line, with what differs */
+} verdict;
+
+/* ---- comparing ---- */
+
+static void differ(verdict *v, const char *name, const char *why) {
+    v->different++;
+    hr_buf_printf(&v->names, "%s: %s\n", name, why);
+}
+
+static bool same_shape(const cJSON *shape, const hr_tensor *t) {
+    if (cJSON_GetArraySize(shape) != (int)t->ndim)
+        return false;
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        const cJSON *item = cJSON_GetArrayItem(shape, (int)d);
+        if (!cJSON_IsNumber(item) || item->valuedouble != (double)t->shape[d])
+            return false;
+    }
+    return true;
+}
+
+/* The digest of a tensor in the dtype that an engine has it in. */
+static hr_status digest_as(const hr_tensor *t, hr_dtype dtype, uint8_t out[HR_XXH3_SIZE],
+                           hr_error *err) {
+    size_t n = (size_t)hr_tensor_elements(t), size = hr_dtype_size(dtype);
+    if (dtype == t->dtype) {
+        hr_xxh3(t->data, t->bytes, out);
+        return HR_OK;
+    }
+    void *converted = malloc(n * size + 1);
+    if (converted == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to convert %s", t->name);
+    hr_status status = hr_convert(converted, dtype, t->data, t->dtype, n, err);
+    if (status == HR_OK)
+        hr_xxh3(converted, n * size, out);
+    free(converted);
+    return status;
+}
+
+static hr_status compare_tensor(const hr_tensor *t, const char *name, const cJSON *theirs,
+                                verdict *v, hr_error *err) {
+    uint8_t mine[HR_XXH3_SIZE], other[HR_XXH3_SIZE];
+    const char *dtype_name = "", *hex = "";
+    hr_dtype dtype = t->dtype;
+    (void)hr_json_opt_string(theirs, "dtype", &dtype_name, NULL);
+    (void)hr_json_opt_string(theirs, "xxh3", &hex, NULL);
+    if (!hr_dtype_from_name(dtype_name, &dtype) || !hr_xxh3_parse(hex, other))
+        return hr_fail(err, HR_ERR_INVALID, "the engine's digest of %.200s cannot be read", name);
+    if (!same_shape(hr_json_get(theirs, "shape"), t)) {
+        differ(v, name, "other shape");
+        return HR_OK;
+    }
+    if (digest_as(t, dtype, mine, err) != HR_OK)
+        differ(v, name, "cannot be converted to the engine's dtype");
+    else if (memcmp(mine, other, sizeof mine) != 0)
+        differ(v, name, "other bytes");
+    else
+        v->equal++;
+    return HR_OK;
+}
+
+/* Buffers that are computed, not loaded. */
+static bool is_buffer(const char *name) {
+    return strstr(name, ".rotary_emb.inv_freq") != NULL;
+}
+
+static int compare_local(const void *a, const void *b) {
+    return strcmp(((const local_tensor *)a)->name, ((const local_tensor *)b)->name);
+}
+
+static int compare_listed(const void *a, const void *b) {
+    return strcmp((*(const cJSON *const *)a)->string, (*(const cJSON *const *)b)->string);
+}
+
+/* A tied head is not listed: the engine uses the embedding in its place. */
+static hr_status compare_unlisted(const local_tensor *local, const cJSON *listed, verdict *v,
+                                  hr_error *err) {
+    const cJSON *tied = strcmp(local->name, "lm_head.weight") == 0
+                            ? hr_json_get(listed, "model.embed_tokens.weight")
+                            : NULL;
+    if (tied != NULL)
+        return compare_tensor(local->tensor, local->name, tied, v, err);
+    if (!is_buffer(local->name))
+        differ(v, local->name, "the engine has no such tensor");
+    return HR_OK;
+}
+
+/* Both lists by name, side by side. */
+static hr_status compare(const local_set *local, const cJSON *listed, verdict *v, hr_error *err) {
+    size_t n = 0, i = 0, k = 0, n_listed = (size_t)cJSON_GetArraySize(listed);
+    const cJSON **theirs = calloc(n_listed + 1, sizeof *theirs), *item;
+    hr_status status = HR_OK;
+    if (theirs == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu tensors", n_listed);
+    cJSON_ArrayForEach(item, listed) theirs[n++] = item;
+    qsort(theirs, n, sizeof *theirs, compare_listed);
+    while ((i < local->n || k < n) && status == HR_OK) {
+        int order = i == local->n ? 1
+                    : k == n      ? -1
+                                  : strcmp(local->tensors[i].name, theirs[k]->string);
+        if (order < 0) {
+            status = compare_unlisted(&local->tensors[i++], listed, v, err);
+        } else if (order > 0) {
+            differ(v, theirs[k++]->string, "not in the local files");
+        } else {
+            status = compare_tensor(local->tensors[i].tensor, theirs[k]->string, theirs[k], v, err);
+            i++;
+            k++;
+        }
+    }
+    free(theirs);
+    return status;
+}
+
+/* ---- local files ---- */
+
+static const char *listed_name(const char *name) {
+    static const char prefix[] = "base_model.model.";
+    return strncmp(name, prefix, sizeof prefix - 1) == 0 ? name + sizeof prefix - 1 : name;
+}
+
+static hr_status open_local(const char *adapter, const char *dir, local_set *set, hr_error *err) {
+    hr_status status = HR_OK;
+    set->adapter = adapter;
+    if (adapter == NULL) {
+        status = hr_checkpoint_open(dir, &set->checkpoint, err);
+    } else {
+        char *path = hr_path_join(dir, "adapter_model.safetensors");
+        status = path != NULL ? hr_safetensors_open(path, &set->file, err)
+                              : hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", dir);
+        free(path);
+    }
+    if (status != HR_OK)
+        return status;
+    set->n =
+        adapter == NULL ? hr_checkpoint_count(set->checkpoint) : hr_safetensors_count(set->file);
+    set->tensors = calloc(set->n + 1, sizeof *set->tensors);
+    if (set->tensors == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", dir, set->n);
+    for (size_t i = 0; i < set->n; i++) {
+        const hr_tensor *t = adapter == NULL ? hr_checkpoint_at(set->checkpoint, i)
+                                             : hr_safetensors_at(set->file, i);
+        set->tensors[i] = (local_tensor){listed_name(t->name), t};
+    }
+    qsort(set->tensors, set->n, sizeof *set->tensors, compare_local);
+    return HR_OK;
+}
+
+static void close_local(local_set *set) {
+    free(set->tensors);
+    hr_safetensors_close(set->file);
+    hr_checkpoint_close(set->checkpoint);
+}
+
+/* ---- verdicts ---- */
+
+static void print_verdict(const char *url, const char *what, const char *version,
+                          const verdict *v) {
+    size_t shown = 0;
+    printf("%s  %s: %s, %zu tensors equal", url, what, v->different == 0 ? "equal" : "DIFFERS",
+           v->equal);
+    if (v->different > 0)
+        printf(", %zu not", v->different);
+    printf(" (version %s)\n", version);
+    for (const char *line = v->names.data; line != NULL && *line != '\0' && shown < SHOWN;
+         shown++) {
+        const char *end = strchr(line, '\n');
+        printf("  %.*s\n", (int)(end - line), line);
+        line = end + 1;
+    }
+    if (v->different > shown)
+        printf("  and %zu more\n", v->different - shown);
+}
+
+static void write_verdict(const char *url, const char *what, const char *version, const verdict *v,
+                          hr_json_writer *w) {
+    hr_json_object_begin(w);
+    hr_json_put_string(w, "url", url);
+    hr_json_put_string(w, "weights", what);
+    hr_json_put_string(w, "weight_version", version);
+    hr_json_put_bool(w, "equal", v->different == 0);
+    hr_json_put_u64(w, "tensors_equal", v->equal);
+    hr_json_key(w, "differences");
+    hr_json_array_begin(w);
+    for (const char *line = v->names.data; line != NULL && *line != '\0';) {
+        const char *end = strchr(line, '\n');
+        hr_json_write_string_n(w, line, (size_t)(end - line));
+        line = end + 1;
+    }
+    hr_json_array_end(w);
+    hr_json_object_end(w);
+}
+
+/* All engines against one local set. *equal becomes false when one differs. */
+static hr_status verify_set(const verify_flags *f, const local_set *local, bool *equal,
+                            hr_json_writer *w, hr_error *err) {
+    hr_buf path = {0};
+    hr_engine_call *calls = NULL;
+    hr_buf_puts(&path, "/weight_digests");
+    if (local->adapter != NULL) {
+        hr_buf_puts(&path, "?lora_name=");
+        hr_query_append(&path, local->adapter);
+    }
+    hr_status status =
+        path.failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL")
+                    : hr_engine_calls(f->engines.items, f->engines.n, f->api_key, "GET", path.data,
+                                      NULL, (uint64_t)(f->timeout * 1000), &calls, err);
+    for (size_t i = 0; i < f->engines.n && status == HR_OK; i++) {
+        verdict v = {0};
+        const char *version = "", *what = local->adapter != NULL ? local->adapter : "base";
+        if (calls[i].status != HR_OK) {
+            status = hr_fail(err, calls[i].status, "engine %s: %.900s", calls[i].url,
+                             calls[i].err.message);
+            break;
+        }
+        (void)hr_json_opt_string(calls[i].reply, "weight_version", &version, NULL);
+        status = compare(local, hr_json_get(calls[i].reply, "tensors"), &v, err);
+        if (status == HR_OK && v.names.failed)
+            status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the differences");
+        if (status == HR_OK && f->json)
+            write_verdict(calls[i].url, what, version, &v, w);
+        else if (status == HR_OK)
+            print_verdict(calls[i].url, what, version, &v);
+        *equal = *equal && v.different == 0;
+        hr_buf_free(&v.names);
+    }
+    hr_engine_calls_free(calls, calls != NULL ? f->engines.n : 0);
+    hr_buf_free(&path);
+    return status;
+}
+
+static hr_status verify_one(const verify_flags *f, const char *adapter, const char *dir,
+                            bool *equal, hr_json_writer *w, hr_error *err) {
+    local_set local = {0};
+    hr_status status = open_local(adapter, dir, &local, err);
+    if (status == HR_OK)
+        status = verify_set(f, &local, equal, w, err);
+    close_local(&local);
+    return status;
+}
+
+static hr_status verify(const verify_flags *f, bool *equal, hr_error *err) {
+    hr_buf text = {0};
+    hr_json_writer w;
+    hr_status status = HR_OK;
+    hr_json_writer_init(&w, &text);
+    hr_json_object_begin(&w);
+    hr_json_key(&w, "engines");
+    hr_json_array_begin(&w);
+    if (f->base != NULL)
+        status = verify_one(f, NULL, f->base, equal, &w, err);
+    for (size_t i = 0; i < f->adapters.n && status == HR_OK; i++) {
+        char *name = NULL;
+        const char *dir = NULL;
+        status = hr_cli_adapter(f->adapters.items[i], &name, &dir, err);
+        if (status == HR_OK)
+            status = verify_one(f, name, dir, equal, &w, err);
+        free(name);
+    }
+    hr_json_array_end(&w);
+    hr_json_put_bool(&w, "equal", *equal);
+    hr_json_object_end(&w);
+    if (status == HR_OK && text.failed)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the answer");
+    if (status == HR_OK && f->json)
+        printf("%s\n", text.data);
+    hr_buf_free(&text);
+    return status;
+}
+
+static hr_status check(const verify_flags *f, hr_error *err) {
+    if (f->engines.n == 0)
+        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engines?");
+    if (f->adapters.n == 0 && f->base == NULL)
+        return hr_fail(err, HR_ERR_INVALID, "verify what? Give --adapter NAME=DIR or --base DIR");
+    if (!(f->timeout > 0 && f->timeout <= 86400))
+        return hr_fail(err, HR_ERR_INVALID, "--timeout: wanted more than 0 and at most 86400");
+    return HR_OK;
+}
+
+static int run(int argc, char **argv, verify_flags *f) {
+    hr_error err;
+    bool help = false, equal = true;
+    const hr_cli_option table[] = {
+        {"--engine", HR_CLI_LIST, &f->engines, "URL...", "engines to ask; required"},
+        {"--adapter", HR_CLI_LIST, &f->adapters, "NAME=DIR...", "PEFT directories by name"},
+        {"--base", HR_CLI_TEXT, &f->base, "DIR", "a Hugging Face model directory"},
+        {"--timeout", HR_CLI_DECIMAL, &f->timeout, "SECONDS", "for an answer (default: 300)"},
+        {"--api-key", HR_CLI_TEXT, &f->api_key, "KEY", "or HEADRACE_API_KEY in the environment"},
+        {"--json", HR_CLI_FLAG, &f->json, NULL, "as JSON, with all differences"},
+    };
+    size_t n = sizeof table / sizeof table[0];
+    if (hr_cli_parse(argc, argv, table, n, NULL, &help, &err) != HR_OK)
+        return hr_exit_error(HR_EXIT_USAGE, &err);
+    if (help) {
+        printf("usage: headrace verify --engine URL... [--adapter NAME=DIR]... [--base DIR]\n\n"
+               "Do all engines hold exactly these bytes? Local tensors are converted to the dtype "
+               "an engine\ncomputes in; digests are compared and what differs is named.\n\n");
+        hr_cli_print_options(stdout, table, n);
+        printf("\nexit codes: 0 equal on all engines; 1 not read or not answered; 2 wrong usage; "
+               "4 something differs\n");
+        return HR_EXIT_OK;
+    }
+    if (check(f, &err) != HR_OK)
+        return hr_exit_error(HR_EXIT_USAGE, &err);
+    if (verify(f, &equal, &err) != HR_OK)
+        return hr_exit_error(HR_EXIT_FAILURE, &err);
+    return equal ? HR_EXIT_OK : HR_EXIT_DIFFERS;
+}
+
+int hr_command_verify(int argc, char **argv) {
+    static verify_flags flags; /* large; a command runs once in a process */
+    flags = (verify_flags){.api_key = getenv("HEADRACE_API_KEY"), .timeout = 300};
+    return run(argc, argv, &flags);
+}
