@@ -1,0 +1,295 @@
+"""What can be pushed, turned into named regions of host memory: PEFT models, dicts of tensors, directories.
+
+A contiguous tensor in host memory is sent from where it lies. Others are copied when their turn comes, and the copy is
+freed as soon as it has left. torch is not imported before a tensor shows up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+from headrace import _library
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, "torch.Tensor"]
+Source = Union["torch.nn.Module", Tensors, str, "os.PathLike[str]"]
+Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
+
+# Tensors that are handed to the library in one call; copies among them live that long.
+MOST_UNIT_BYTES = 16 << 20
+PEFT_PREFIX = "base_model.model."
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """One adapter of a push, where its source alone does not say all.
+
+    Attributes:
+        source: a PEFT model, a dict of tensors under PEFT's names, or a directory that PEFT has written.
+        config: a LoraConfig, the fields of an adapter_config.json, or such a file. Needed with a dict of tensors; a
+            model and a directory bring their own.
+        pinned: the engine does not evict it.
+        peft_adapter: which adapter of a PEFT model (the active one).
+    """
+
+    source: Source
+    config: Config | None = None
+    pinned: bool = False
+    peft_adapter: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Elements of a file that is mapped into memory."""
+
+    address: int
+    dtype: int
+    shape: tuple[int, ...]
+    nbytes: int
+    owner: Any
+
+
+# ---- directories ----
+
+def _map_safetensors(path: pathlib.Path) -> Iterator[tuple[str, Region]]:
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size < 8:
+            raise ValueError(f"{path}: {size} bytes are not a safetensors file")
+        header_size = int.from_bytes(file.read(8), "little")
+        if header_size > size - 8:
+            raise ValueError(f"{path}: the header is said to have {header_size} bytes, the file has {size}")
+        header = json.loads(file.read(header_size))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    anchor = ctypes.c_char.from_buffer(mapped)
+    start = 8 + header_size
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] not in _library.SAFETENSORS_DTYPES:
+            raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}, which is not known here")
+        if not 0 <= begin <= end <= size - start:
+            raise ValueError(f"{path}: {name} lies outside the file")
+        yield name, Region(ctypes.addressof(anchor) + start + begin, _library.SAFETENSORS_DTYPES[entry["dtype"]],
+                           tuple(entry["shape"]), end - begin, anchor)
+
+
+def _read_directory(path: pathlib.Path, weights: str) -> dict[str, Region]:
+    """Tensors of a directory: those of its index if it has one, else of the one file."""
+    index, single = path / f"{weights}.safetensors.index.json", path / f"{weights}.safetensors"
+    if index.exists():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    elif single.exists():
+        files = [single.name]
+    else:
+        raise FileNotFoundError(f"{path}: neither {single.name} nor {index.name} is there")
+    return {name: region for file in files for name, region in _map_safetensors(path / file)}
+
+
+# ---- models ----
+
+def _is_module(source: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.nn.Module)
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside what DistributedDataParallel and torch.compile put around it."""
+    while not hasattr(model, "peft_config") and (hasattr(model, "module") or hasattr(model, "_orig_mod")):
+        model = model.module if hasattr(model, "module") else model._orig_mod
+    return model
+
+
+def _refuse_merged(model: Any) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "merged_adapters", None):
+            raise ValueError(f"the adapter {module.merged_adapters[0]!r} is merged into the base weights of {name}: "
+                             "they would be applied twice. Call unmerge_adapter() before the push")
+
+
+def _peft_adapter(model: Any, adapter: str | None) -> tuple[Tensors, Any]:
+    from peft import get_peft_model_state_dict
+
+    active = adapter or model.active_adapter
+    if active not in model.peft_config:
+        raise ValueError(f"the model has no adapter {active!r}; it has {sorted(model.peft_config)}")
+    config = model.peft_config[active]
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise ValueError(f"the adapter {active!r} is of the type {kind}: only LORA can be pushed")
+    if config.use_dora:
+        raise ValueError(f"the adapter {active!r} uses DoRA (use_dora=True), which engines do not compute")
+    if config.modules_to_save:
+        raise ValueError(f"the adapter {active!r} has modules_to_save={sorted(config.modules_to_save)}: whole modules "
+                         "are not part of an adapter here; push them with base=")
+    _refuse_merged(model)
+    return get_peft_model_state_dict(model, adapter_name=active, save_embedding_layers=False), config
+
+
+def _base_of(model: Any) -> Tensors:
+    """Base weights under the names of their checkpoint, whether or not a LoRA is around them; tied ones once."""
+    _refuse_merged(model)
+    return {name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): parameter.detach()
+            for name, parameter in model.named_parameters() if ".lora_" not in name}
+
+
+# ---- configs ----
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return getattr(value, "value", str(value))
+
+
+def _config_json(config: Any) -> bytes:
+    if isinstance(config, (str, os.PathLike)):
+        path = pathlib.Path(config)
+        return (path / "adapter_config.json" if path.is_dir() else path).read_bytes()
+    fields = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    return json.dumps(fields, default=_plain).encode()
+
+
+# ---- what is pushed ----
+
+def _nbytes(name: str, tensor: Any) -> int:
+    try:
+        return int(tensor.nbytes)
+    except (AttributeError, RuntimeError) as failure:  # the latter from sparse tensors
+        raise TypeError(f"{name}: a dense torch.Tensor is wanted, not {type(tensor).__name__} ({failure})") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An adapter, or the base weights (name None), ready to be sent."""
+
+    name: str | None
+    tensors: Mapping[str, Any]
+    config: bytes = b""
+    pinned: bool = False
+    nbytes: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", sum(_nbytes(name, tensor) for name, tensor in self.tensors.items()))
+
+
+def adapter_part(name: str, adapter: Adapter | Source) -> Part:
+    if not isinstance(adapter, Adapter):
+        adapter = Adapter(adapter)
+    source, config = adapter.source, adapter.config
+    if isinstance(source, (str, os.PathLike)):
+        path = pathlib.Path(source)
+        tensors: Mapping[str, Any] = _read_directory(path, "adapter_model")
+        config = path if config is None else config
+    elif isinstance(source, Mapping):
+        tensors = source
+        if config is None:
+            raise TypeError(f"the adapter {name!r} is a dict of tensors: it needs config=, a LoraConfig or the fields "
+                            "of an adapter_config.json")
+    elif _is_module(source):
+        model = unwrap(source)
+        if not hasattr(model, "peft_config"):
+            raise TypeError(f"the adapter {name!r}: {type(model).__name__} is not a PEFT model")
+        tensors, own = _peft_adapter(model, adapter.peft_adapter)
+        config = own if config is None else config
+    else:
+        raise TypeError(f"the adapter {name!r}: a PEFT model, a dict of tensors or a directory is wanted, not "
+                        f"{type(source).__name__}")
+    return Part(name, dict(tensors), _config_json(config), adapter.pinned)
+
+
+def base_part(source: Source) -> Part:
+    if isinstance(source, (str, os.PathLike)):
+        return Part(None, _read_directory(pathlib.Path(source), "model"))
+    if isinstance(source, Mapping):
+        return Part(None, dict(source))
+    if _is_module(source):
+        return Part(None, _base_of(unwrap(source)))
+    raise TypeError(f"base: a model, a dict of tensors or a directory is wanted, not {type(source).__name__}")
+
+
+# ---- regions of memory ----
+
+class _Torch:
+    """What is asked of torch for every tensor, looked up once."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.dtypes = {getattr(torch, name): code for name, code in _library.DTYPES.items() if hasattr(torch, name)}
+        self.plain = (torch.Tensor, torch.nn.Parameter)
+        self.tensor, self.strided = torch.Tensor, torch.strided
+
+    def host(self, name: str, tensor: Any) -> Any:
+        """The tensor, or a copy of it, contiguous in host memory."""
+        if not isinstance(tensor, self.tensor):
+            raise TypeError(f"{name}: a torch.Tensor is wanted, not {type(tensor).__name__}")
+        if tensor.dtype not in self.dtypes or tensor.layout is not self.strided:
+            raise TypeError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout}, cannot be pushed")
+        tensor = tensor.detach()
+        if hasattr(tensor, "full_tensor"):  # a DTensor: all ranks gather it
+            tensor = tensor.full_tensor()
+        if tensor.is_neg():
+            tensor = tensor.resolve_neg()
+        return tensor.cpu().contiguous()
+
+
+@dataclasses.dataclass
+class PackedUnit:
+    """An array of hr_tensor and everything that its pointers point at."""
+
+    array: Any
+    names: Any
+    count: int
+    alive: list[Any]
+
+
+def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
+    """The part in units of at most most_bytes; a larger tensor is one of its own."""
+    torch: _Torch | None = None
+    batch: list[tuple[bytes, int, tuple[int, ...], int, int]] = []
+    alive: list[Any] = []
+    size = 0
+    for name, tensor in part.tensors.items():
+        nbytes = tensor.nbytes
+        if batch and size + nbytes > most_bytes:
+            yield _pack_batch(batch, alive)
+            batch, alive, size = [], [], 0
+        if isinstance(tensor, Region):
+            address, dtype, shape = tensor.address, tensor.dtype, tensor.shape
+        else:
+            torch = torch or _Torch()
+            if not (type(tensor) in torch.plain and tensor.is_cpu and tensor.layout is torch.strided
+                    and tensor.is_contiguous() and tensor.dtype in torch.dtypes and not tensor.is_neg()):
+                tensor = torch.host(name, tensor)
+            address, dtype, shape = tensor.data_ptr(), torch.dtypes[tensor.dtype], tuple(tensor.shape)
+        if len(shape) > _library.MAX_DIMS:
+            raise ValueError(f"{name}: {len(shape)} dimensions; at most {_library.MAX_DIMS} can be pushed")
+        batch.append((name.encode(), dtype, shape, address, nbytes))
+        alive.append(tensor)
+        size += nbytes
+    if batch:
+        yield _pack_batch(batch, alive)
+
+
+def _pack_batch(batch: list[tuple[bytes, int, tuple[int, ...], int, int]], alive: list[Any]) -> PackedUnit:
+    names = ctypes.create_string_buffer(b"\0".join(entry[0] for entry in batch))
+    array = ctypes.create_string_buffer(_library.TENSOR.size * len(batch))
+    pack_into, step = _library.TENSOR.pack_into, _library.TENSOR.size
+    zeros = (0,) * _library.MAX_DIMS
+    at, offset = ctypes.addressof(names), 0
+    for name, dtype, shape, address, nbytes in batch:
+        ndim = len(shape)
+        pack_into(array, offset, at, dtype, ndim, *shape, *zeros[ndim:], address, nbytes)
+        at += len(name) + 1
+        offset += step
+    return PackedUnit(array, names, len(batch), alive)

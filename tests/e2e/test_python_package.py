@@ -1,0 +1,430 @@
+"""The Python package, installed by pip: what a trainer pushes is what engines serve, and what cannot be pushed is said
+by name before anything changes."""
+
+import ctypes
+import gc
+import inspect
+import json
+import subprocess
+import sys
+import threading
+import typing
+import weakref
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.e2e import trainer_package
+from tests.e2e.trainer_model import Learner, assert_serves, assert_serves_base
+from tools.engine import Engine, free_port
+
+headrace = trainer_package.load()
+LAYERS, MODULES = 2, 7
+TENSORS = LAYERS * MODULES * 2
+FLAGS = ["--enable-lora", "--max-lora-rank", 64, "--lora-target-modules", "all"]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_dir):
+    with Engine(tiny_dir, *FLAGS, dtype="float32", skip_tokenizer=True) as engine:
+        yield engine
+        assert engine.process.poll() is None, engine.log()
+
+
+@pytest.fixture(scope="module")
+def second(tiny_dir):
+    with Engine(tiny_dir, *FLAGS, dtype="float32", skip_tokenizer=True) as engine:
+        yield engine
+        assert engine.process.poll() is None, engine.log()
+
+
+@pytest.fixture
+def clean(engine):
+    yield engine
+    for card in engine.get("/v1/models").json()["data"][1:]:
+        engine.unload(card["id"])
+
+
+@pytest.fixture
+def original(engine, tiny_dir):
+    yield
+    engine.call("/update_weights_from_disk", {"model_path": str(tiny_dir)})
+
+
+@pytest.fixture
+def publisher(engine):
+    with headrace.Publisher(engine.url, timeout=20) as publisher:
+        yield publisher
+
+
+def names(engine):
+    return {card["id"] for card in engine.get("/v1/models").json()["data"][1:]}
+
+
+def bits(engine, learner, adapter):
+    return engine.score(learner.prompts, adapter, new_tokens=12)
+
+
+# ---- the package ----
+
+def test_importing_it_imports_no_torch():
+    code = "import headrace, sys; print(headrace.__version__, {'torch', 'peft', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], env=trainer_package.environment(), capture_output=True,
+                          text=True)
+    assert done.stdout.strip() == f"{headrace.__version__} set()", done.stderr
+
+
+def test_it_is_typed_and_documented():
+    assert (trainer_package.folder() / "headrace/py.typed").exists()
+    for function in (headrace.Publisher.__init__, headrace.Publisher.push, headrace.Publisher.push_async,
+                     headrace.Publisher.resume):
+        parameters = [p for name, p in inspect.signature(function).parameters.items() if name != "self"]
+        assert all(p.annotation is not inspect.Parameter.empty for p in parameters), function
+    for item in (headrace.Publisher, headrace.Adapter, headrace.Receipt, headrace.EngineReceipt, headrace.HeadraceError,
+                 headrace.Publisher.push, headrace.Publisher.push_async):
+        assert item.__doc__
+    assert typing.get_type_hints(headrace.Receipt)["engines"] == tuple[headrace.EngineReceipt, ...]
+
+
+# ---- pushing ----
+
+def test_a_peft_model(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir)
+    for step in range(3):
+        receipt = publisher.push(learner.step().peft, adapter="policy", version=step)
+        assert_serves(clean, learner, "policy")
+        assert clean.get("/model_info").json()["weight_version"] == str(step)
+    assert (receipt.tensors, receipt.weight_version, receipt.atomic, receipt.skipped) == (TENSORS, "2", True, False)
+    assert receipt.bytes == sum(tensor.nbytes for tensor in learner.adapter().values())
+    [one] = receipt.engines
+    assert (one.url, one.state, one.tensors, one.bytes, one.error) == (
+        clean.url, "published", receipt.tensors, receipt.bytes, "")
+    assert one.xxh3 == receipt.xxh3 and len(receipt.xxh3) == 32
+    assert json.loads(receipt.json)["session_id"] == receipt.session_id
+    assert receipt.seconds["total"] > 0
+
+
+def test_a_model_a_dict_and_a_directory_give_the_same_bits(clean, publisher, tiny_dir, tmp_path):
+    learner = Learner(tiny_dir).step()
+    digests = {
+        publisher.push(learner.peft, adapter="model").xxh3,
+        publisher.push(learner.adapter(), adapter="dict", config=learner.config()).xxh3,
+        publisher.push(learner.save(tmp_path / "saved"), adapter="directory").xxh3,
+    }
+    assert len(digests) == 3  # names are part of the digest
+    clean.load("loaded", tmp_path / "saved")
+    assert bits(clean, learner, "model") == bits(clean, learner, "dict") == bits(clean, learner, "directory") == bits(
+        clean, learner, "loaded")
+
+
+def test_views_that_are_not_contiguous(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    odd = {key: tensor.t().contiguous().t() if i % 2 else torch.cat([tensor, tensor])[: len(tensor)]
+           for i, (key, tensor) in enumerate(learner.adapter().items())}
+    assert not all(tensor.is_contiguous() for tensor in odd.values())
+    publisher.push(odd, adapter="odd", config=LoraConfig(**{k: learner.config()[k] for k in (
+        "r", "lora_alpha", "target_modules")}))
+    assert_serves(clean, learner, "odd")
+
+
+def test_several_adapters_and_the_base_in_one_push(clean, original, publisher, tiny_dir, tmp_path):
+    first = Learner(tiny_dir, seed=1).step().step_base()
+    other = Learner(tiny_dir, seed=2, r=4, target_modules=["q_proj", "down_proj"]).step()
+    for name, tensor in first.base_parameters().items():
+        other.base_parameters()[name].copy_(tensor)
+    receipt = publisher.push(
+        adapters={"__miles_slot_0": first.peft,
+                  "__miles_slot_1": headrace.Adapter(other.adapter(), config=other.config(), pinned=True)},
+        base=first.peft, complete_base=True, version="both")
+    assert receipt.tensors == TENSORS + LAYERS * 4 + len(first.base_parameters())
+    assert_serves_base(clean, first)
+    assert_serves(clean, first, "__miles_slot_0")
+    assert_serves(clean, other, "__miles_slot_1")
+    with Engine(first.save_base(tmp_path / "base"), dtype="float32", skip_tokenizer=True) as fresh:
+        fresh.load("a", other.save(tmp_path / "other"))
+        assert bits(fresh, other, "a") == bits(clean, other, "__miles_slot_1")
+
+
+def test_the_base_from_a_directory(clean, original, publisher, tiny_dir, tmp_path):
+    learner = Learner(tiny_dir).step_base()
+    receipt = publisher.push(base=learner.save_base(tmp_path / "base"), complete_base=True, version="disk")
+    assert receipt.engines[0].base_mode in ("shadow", "in_place")
+    assert_serves_base(clean, learner)
+
+
+def test_a_slot_gets_a_new_tenant_with_another_config(clean, publisher, tiny_dir):
+    for name in ("miles_lora", "__miles_slot_0"):
+        publisher.push(Learner(tiny_dir, seed=1).step().peft, adapter=name)
+        tenant = Learner(tiny_dir, seed=2, r=20, lora_alpha=7, use_rslora=True, target_modules=["v_proj"]).step()
+        publisher.push(tenant.peft, adapter=name)
+        assert_serves(clean, tenant, name)
+
+
+@pytest.mark.parametrize("transport", ["safetensors", "sglang", "sglang-load"])
+@pytest.mark.parametrize("bucket_bytes", [1, 5000, 1 << 30])
+def test_no_bucket_size_and_no_transport_changes_what_is_served(clean, tiny_dir, tmp_path, transport, bucket_bytes):
+    learner = Learner(tiny_dir).step()
+    clean.load("loaded", learner.save(tmp_path / "saved"))
+    with headrace.Publisher([clean.url], transport=transport, bucket_bytes=bucket_bytes) as publisher:
+        receipt = publisher.push(learner.peft, adapter="pushed")
+    assert receipt.transport == transport
+    assert bits(clean, learner, "pushed") == bits(clean, learner, "loaded")
+
+
+def test_tensors_may_change_as_soon_as_push_returns(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    tensors = {key: tensor.clone() for key, tensor in learner.adapter().items()}
+    publisher.push(tensors, adapter="kept", config=learner.config())
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert_serves(clean, learner, "kept")
+
+
+def test_contiguous_tensors_are_sent_from_where_they_lie(tiny_dir):
+    from headrace import _library, sources
+
+    tensors = Learner(tiny_dir).adapter()
+    part = sources.adapter_part("a", headrace.Adapter(tensors, config={}))
+    at = []
+    for unit in sources.pack(part, 10_000):
+        for i in range(unit.count):
+            name, *_, address, nbytes = _library.TENSOR.unpack_from(unit.array, i * _library.TENSOR.size)
+            at.append((ctypes.string_at(name).decode(), address, nbytes))
+    assert at == [(key, tensor.data_ptr(), tensor.nbytes) for key, tensor in tensors.items()]
+
+
+def test_unchanged_weights_are_not_sent(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    publisher.push(learner.peft, adapter="policy", version="first")
+    receipt = publisher.push(learner.peft, adapter="policy", version="second", unchanged=True)
+    assert receipt.skipped and receipt.sent_bytes == 0
+
+
+def test_the_async_form_holds_the_tensors(clean, tiny_dir):
+    go, started = threading.Event(), threading.Event()
+
+    def wait(sent, total, stage):
+        started.set()
+        go.wait(20)
+
+    learner = Learner(tiny_dir).step()
+    tensors = {key: tensor.clone() for key, tensor in learner.adapter().items()}
+    held = [weakref.ref(tensor) for tensor in tensors.values()]
+    with headrace.Publisher(clean.url, progress=wait) as publisher:
+        future = publisher.push_async(tensors, adapter="later", config=learner.config(), version="later")
+        assert started.wait(20)
+        del tensors
+        gc.collect()
+        assert not future.done() and all(reference() is not None for reference in held)
+        go.set()
+        assert future.result(20).weight_version == "later"
+        assert_serves(clean, learner, "later")
+        del future
+        gc.collect()
+        assert all(reference() is None for reference in held)
+
+
+def test_async_pushes_come_in_order(clean, publisher, tiny_dir):
+    learners = [Learner(tiny_dir, seed=seed).step() for seed in range(5)]
+    futures = [publisher.push_async(learner.peft, adapter="policy", version=i) for i, learner in enumerate(learners)]
+    assert [future.result(30).weight_version for future in futures] == ["0", "1", "2", "3", "4"]
+    assert_serves(clean, learners[-1], "policy")
+
+
+def test_two_engines_get_the_same(clean, second, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    with headrace.Publisher([clean.url, second.url]) as publisher:
+        receipt = publisher.push(learner.peft, adapter="fleet", version="fleet-1")
+    assert [engine.state for engine in receipt.engines] == ["published"] * 2
+    assert {engine.xxh3 for engine in receipt.engines} == {receipt.xxh3}
+    assert bits(clean, learner, "fleet") == bits(second, learner, "fleet")
+    second.unload("fleet")
+
+
+def test_an_audit_brings_sha256_of_every_tensor(clean, tiny_dir):
+    from tests.e2e import trainer_forms as forms
+
+    learner = Learner(tiny_dir).step()
+    with headrace.Publisher(clean.url, audit=True) as publisher:
+        [engine] = publisher.push(learner.peft, adapter="audited").engines
+    for tensor in learner.adapter().values():
+        assert forms.sha256(tensor) in json.dumps(engine.received)
+
+
+def test_a_key(tiny_dir):
+    learner = Learner(tiny_dir).step()
+    with Engine(tiny_dir, "--api-key", "sesame", dtype="float32", skip_tokenizer=True) as engine:
+        with headrace.Publisher(engine.url) as publisher, pytest.raises(headrace.HeadraceError, match="401|[Uu]nauth"):
+            publisher.push(learner.peft, adapter="a")
+        with headrace.Publisher(engine.url, api_key="sesame") as publisher:
+            assert publisher.push(learner.peft, adapter="a").engines[0].state == "published"
+
+
+# ---- what cannot be pushed ----
+
+def test_what_an_engine_refuses(clean, publisher, tiny_dir):
+    good = Learner(tiny_dir).step()
+    publisher.push(good.peft, adapter="kept", version="good")
+    before = bits(clean, good, "kept")
+    with pytest.raises(headrace.HeadraceError, match="incompatible") as caught:
+        publisher.push(adapters={"kept": good.step().peft, "wide": Learner(tiny_dir, r=65).step().peft}, version="bad")
+    assert (caught.value.status, caught.value.engine) == ("ERR_ADAPTER_INCOMPATIBLE", clean.url)
+    assert caught.value.stage == "register"
+    assert names(clean) == {"kept"} and bits(clean, good, "kept") == before
+    assert clean.get("/model_info").json()["weight_version"] == "good"
+
+
+def test_an_engine_that_is_gone(clean, tiny_dir):
+    good, gone = Learner(tiny_dir).step(), f"http://127.0.0.1:{free_port()}"
+    with headrace.Publisher([clean.url, gone], timeout=2) as publisher:
+        with pytest.raises(headrace.HeadraceError, match=gone) as caught:
+            publisher.push(good.peft, adapter="policy")
+    assert caught.value.status in ("ERR_PEER", "ERR_TIMEOUT") and caught.value.engine == gone
+    assert caught.value.stage == "connect"
+    assert names(clean) == set()
+
+
+@pytest.mark.parametrize("name, message", [("a:b", ":"), ("", "name")])
+def test_names_that_are_refused(clean, publisher, tiny_dir, name, message):
+    with pytest.raises(headrace.HeadraceError, match=message):
+        publisher.push(Learner(tiny_dir).step().peft, adapter=name)
+
+
+def test_a_merged_model(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    learner.peft.merge_adapter()
+    for push in ({"source": learner.peft, "adapter": "a"}, {"base": learner.peft}):
+        with pytest.raises(ValueError, match="merged"):
+            publisher.push(**push)
+    learner.peft.unmerge_adapter()
+    publisher.push(learner.peft, adapter="a")
+
+
+@pytest.mark.parametrize("config, message", [
+    (dict(use_dora=True), "DoRA"), (dict(modules_to_save=["lm_head"]), "modules_to_save.*lm_head")])
+def test_adapters_that_engines_do_not_compute(publisher, tiny_dir, config, message):
+    with pytest.raises(ValueError, match=message):
+        publisher.push(Learner(tiny_dir, **config).peft, adapter="a")
+
+
+def test_sources_that_are_none(clean, publisher, tiny_dir, tmp_path):
+    learner = Learner(tiny_dir).step()
+    base = AutoModelForCausalLM.from_pretrained(tiny_dir)
+    prompt = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    key, tensor = next(iter(learner.adapter().items()))
+    for push, error, message in [
+            ({"source": prompt, "adapter": "a"}, ValueError, "PROMPT_TUNING"),
+            ({"source": base.model, "adapter": "a"}, TypeError, "not a PEFT model"),
+            ({"source": learner.adapter(), "adapter": "a"}, TypeError, "config="),
+            ({"source": learner.peft}, TypeError, "adapter='name'"),
+            ({}, TypeError, "nothing to push"),
+            ({"source": tmp_path, "adapter": "a"}, FileNotFoundError, "adapter_model"),
+            ({"source": headrace.Adapter(learner.peft, peft_adapter="none"), "adapter": "a"}, ValueError, "'none'"),
+            ({"source": {key: tensor.to(torch.complex64)}, "adapter": "a", "config": learner.config()}, TypeError,
+             f"{key}.*complex64"),
+            ({"source": {key: tensor.to_sparse()}, "adapter": "a", "config": learner.config()}, TypeError,
+             f"{key}.*sparse"),
+            ({"source": {key: [1.0]}, "adapter": "a", "config": learner.config()}, TypeError, f"{key}.*list"),
+            ({"base": 7}, TypeError, "int")]:
+        with pytest.raises(error, match=message):
+            publisher.push(**push)
+    assert names(clean) == set()
+    publisher.push(learner.peft, adapter="a")  # the publisher is as good as before
+    assert_serves(clean, learner, "a")
+
+
+def test_a_source_that_fails_half_way_leaves_nothing(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    publisher.push(learner.peft, adapter="a", version="whole")
+    before = bits(clean, learner, "a")
+    tensors = learner.step().adapter()
+    last = list(tensors)[-1]
+    with headrace.Publisher(clean.url, bucket_bytes=2000) as small:
+        with pytest.raises(TypeError, match=last):
+            small.push({**tensors, last: tensors[last].to(torch.complex64)}, adapter="a", config=learner.config(),
+                       version="half")
+        assert bits(clean, learner, "a") == before
+        small.push(tensors, adapter="a", config=learner.config(), version="again")
+    assert_serves(clean, learner, "a")
+
+
+@pytest.mark.parametrize("how", ["false", "interrupt"])
+def test_a_push_that_is_cancelled(clean, tiny_dir, how):
+    def stop(sent, total, stage):
+        if stage == "bucket":
+            if how == "interrupt":
+                raise KeyboardInterrupt
+            return False
+        return True
+
+    learner = Learner(tiny_dir).step()
+    with headrace.Publisher(clean.url, bucket_bytes=2000, progress=stop) as publisher:
+        with pytest.raises(KeyboardInterrupt if how == "interrupt" else headrace.HeadraceError) as caught:
+            publisher.push(learner.peft, adapter="a")
+    if how == "false":
+        assert caught.value.status == "ERR_CANCELLED"
+    assert names(clean) == set()
+
+
+def test_options_that_are_refused():
+    for arguments, error in [({"engines": []}, headrace.HeadraceError),
+                             ({"engines": "not a url"}, headrace.HeadraceError),
+                             ({"engines": ["http://a:1", "http://a:1"]}, headrace.HeadraceError),
+                             ({"engines": "http://a:1", "transport": "pigeon"}, headrace.HeadraceError),
+                             ({"engines": "http://a:1", "pause": "gently"}, ValueError)]:
+        with pytest.raises(error):
+            headrace.Publisher(**arguments)
+    publisher = headrace.Publisher("http://a:1")
+    publisher.close()
+    with pytest.raises(ValueError, match="closed"):
+        publisher.push({}, adapter="a", config={})
+
+
+# ---- several trainer processes ----
+
+def ranks(case, tiny_dir, engines, size=2):
+    port = free_port()
+    programs = [subprocess.Popen(
+        [sys.executable, str(trainer_package.ROOT / "tests/e2e/trainer_ranks.py"), case, str(tiny_dir),
+         *[engine.url for engine in engines]],
+        env=trainer_package.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT=str(port)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(size)]
+    outcomes = []
+    for program in programs:
+        out, error = program.communicate(timeout=120)
+        assert program.returncode == 0, error
+        outcomes.append(json.loads(out.splitlines()[-1]))
+    return outcomes
+
+
+@pytest.mark.parametrize("case", ["stages", "replicas", "one has nothing"])
+def test_processes_publish_as_one(clean, second, tiny_dir, case):
+    outcomes = ranks(case, tiny_dir, [clean, second])
+    assert [outcome["tensors"] for outcome in outcomes] == [TENSORS] * 2, outcomes
+    assert sum(outcome["sent"] for outcome in outcomes) == TENSORS
+    assert len({outcome["xxh3"] for outcome in outcomes}) == 1
+    learner = Learner(tiny_dir).step()
+    assert_serves(clean, learner, "shared")
+    assert bits(clean, learner, "shared") == bits(second, learner, "shared")
+    assert clean.get("/model_info").json()["weight_version"] == "ranks-1"
+    second.unload("shared")
+
+
+def test_replicas_that_differ_are_refused_on_every_rank(clean, tiny_dir):
+    outcomes = ranks("diverged", tiny_dir, [clean])
+    assert [outcome["status"] for outcome in outcomes] == ["ERR_DIGEST"] * 2, outcomes
+    assert all("lora_" in outcome["message"] and "0" in outcome["message"] for outcome in outcomes)
+    assert names(clean) == set()
+
+
+def test_a_failure_of_one_rank_reaches_all(clean, tiny_dir):
+    outcomes = ranks("failing", tiny_dir, [clean])
+    assert all("error" in outcome and outcome["seconds"] < 30 for outcome in outcomes), outcomes
+    assert "broken" in outcomes[0]["message"]
+    assert names(clean) == set()
+
+
+def test_all_ranks_must_say_unchanged(clean, tiny_dir):
+    assert [outcome["skipped"] for outcome in ranks("unchanged", tiny_dir, [clean])] == [True, True]
