@@ -7,7 +7,8 @@
 enum {
     LINES = 8 * HR_TILE_ROWS,
     SCORE_STRIDE = HR_ATTN_BLOCK + 16, /* rows on different cache sets */
-    PAGE_PANELS = HR_KV_PAGE_TOKENS / HR_PANEL
+    PAGE_PANELS = HR_KV_PAGE_TOKENS / HR_PANEL,
+    FETCH_AHEAD = 2 /* half pages */
 };
 
 typedef struct attention_state {
@@ -22,12 +23,26 @@ HR_INLINE const char *page_at(const hr_attention_args *a, uint32_t position) {
     return a->kv + a->pages[position / HR_KV_PAGE_TOKENS] * a->page_stride;
 }
 
-/* Pages lie anywhere, so no hardware guesses the next one: keys and values are asked for a page
- * ahead. */
-HR_INLINE void fetch_page(hr_compute c, const hr_attention_args *a, uint32_t position) {
-    const char *page = page_at(a, position);
-    for (size_t b = 0; b < hr_kv_slot_bytes(c, a->head_dim); b += 64)
-        v_prefetch(page + b);
+/* Asks for the i-th half page that a block of n_pages reads: all its keys, then all its values,
+ * then the next block's keys. Pages lie anywhere, so no hardware guesses the next one; asking in
+ * the order of reading keeps memory busy while scores and while values are computed. */
+HR_INLINE void fetch_half(hr_compute c, const hr_attention_args *a, uint32_t block,
+                          uint32_t n_pages, uint32_t i) {
+    const size_t bytes = hr_kv_slot_bytes(c, a->head_dim) / 2;
+    bool values = false;
+    if (i >= 2 * n_pages) {
+        block += HR_ATTN_BLOCK;
+        i -= 2 * n_pages;
+    } else if (i >= n_pages) {
+        values = true;
+        i -= n_pages;
+    }
+    const uint32_t position = block + i * HR_KV_PAGE_TOKENS;
+    if (position >= a->first_pos + a->n_rows)
+        return;
+    const char *half = page_at(a, position) + (values ? bytes : 0);
+    for (size_t at = 0; at < bytes; at += 64)
+        v_prefetch(half + at);
 }
 
 /* Positions of the block that a line sees. */
@@ -88,19 +103,28 @@ HR_INLINE void probabilities_to_words(hr_compute c, float *p, uint32_t n) {
 #endif
 }
 
+/* Pages that the last of a tile's lines sees of a block. */
+HR_INLINE uint32_t pages_of(const uint32_t *seen, size_t lines) {
+    return (seen[lines - 1] + HR_KV_PAGE_TOKENS - 1) / HR_KV_PAGE_TOKENS;
+}
+
 /* block_o = P * V for the lines of a tile. Pages that all lines see whole go through the tile; what
  * is left of each line goes alone. */
 HR_INLINE void block_values(hr_compute c, const attention_state *st, uint32_t block, size_t lines,
-                            const uint32_t *seen) {
+                            const uint32_t *seen, bool fetch) {
     const size_t panels = st->padded / HR_PANEL;
     const size_t values_at = hr_kv_slot_bytes(c, st->a->head_dim) / 2;
     const uint32_t shared = seen[0] / HR_KV_PAGE_TOKENS * HR_KV_PAGE_TOKENS;
     for (size_t i = 0; i < lines; i++)
         probabilities_to_words(c, st->scores + i * SCORE_STRIDE, shared);
-    for (uint32_t at = 0; at < shared; at += HR_KV_PAGE_TOKENS)
+    const uint32_t n_pages = pages_of(seen, lines);
+    for (uint32_t at = 0; at < shared; at += HR_KV_PAGE_TOKENS) {
+        if (fetch)
+            fetch_half(c, st->a, block, n_pages, n_pages + at / HR_KV_PAGE_TOKENS + FETCH_AHEAD);
         tile_panels(c, LEAF, lines, panels, st->scores + words_of(c, at), SCORE_STRIDE,
                     page_at(st->a, block + at) + values_at, leaf_bytes(c), 1, st->block_o,
                     st->padded, at == 0);
+    }
     for (size_t i = 0; i < lines; i++)
         for (uint32_t at = shared; at < seen[i]; at += HR_KV_PAGE_TOKENS) {
             uint32_t n = seen[i] - at < HR_KV_PAGE_TOKENS ? seen[i] - at : HR_KV_PAGE_TOKENS;
@@ -138,9 +162,10 @@ HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size
     uint32_t seen[HR_TILE_ROWS] = {0};
     for (size_t i = 0; i < lines; i++)
         seen[i] = seen_in_block(a, group + line + i, block);
+    const uint32_t n_pages = pages_of(seen, lines);
     for (uint32_t at = 0; at < seen[lines - 1]; at += HR_KV_PAGE_TOKENS) {
-        if (line == 0 && at + HR_KV_PAGE_TOKENS < seen[lines - 1])
-            fetch_page(c, a, block + at + HR_KV_PAGE_TOKENS);
+        if (line == 0)
+            fetch_half(c, a, block, n_pages, at / HR_KV_PAGE_TOKENS + FETCH_AHEAD);
         tile_panels(c, LEAF, lines, PAGE_PANELS, st->q + line * st->padded, st->padded,
                     page_at(a, block + at), st->padded * HR_PANEL * hr_compute_bytes(c),
                     st->padded / HR_LEAF, st->scores + at, SCORE_STRIDE, true);
@@ -148,7 +173,7 @@ HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size
     float m_b[HR_TILE_ROWS] = {0}, l_b[HR_TILE_ROWS] = {0};
     for (size_t i = 0; i < lines; i++)
         softmax_line(c, st->scores + i * SCORE_STRIDE, seen[i], a->scale, &m_b[i], &l_b[i]);
-    block_values(c, st, block, lines, seen);
+    block_values(c, st, block, lines, seen, line == 0);
     for (size_t i = 0; i < lines; i++)
         if (seen[i] > 0)
             merge_block(st, line + i, block == 0, m_b[i], l_b[i], st->block_o + i * st->padded);
@@ -157,6 +182,8 @@ HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size
 HR_INLINE void attend_group(hr_compute c, attention_state *st, size_t group, size_t lines) {
     const hr_attention_args *a = st->a;
     const size_t element = hr_compute_bytes(c);
+    for (uint32_t i = 0; i < FETCH_AHEAD; i++)
+        fetch_half(c, a, 0, HR_ATTN_BLOCK / HR_KV_PAGE_TOKENS, i);
     for (size_t i = 0; i < lines; i++) {
         size_t row = (group + i) / a->n_heads, head = (group + i) % a->n_heads;
         to_words(c, (const char *)a->q + (row * a->ldq + head * a->head_stride) * element,
