@@ -214,6 +214,26 @@ static void any_sequence_of_partial_updates_equals_the_same_in_place(void **stat
     close_pair(&p);
 }
 
+static void only_what_came_is_stale_in_the_next_shadow(void **state) {
+    (void)state;
+    pair p;
+    open_pair(&p, BIASED, "bfloat16");
+    for (size_t first = 0; first + 3 <= p.n; first += 5) {
+        hr_base_update *update = begin(p.live, true);
+        write_ok(update, p.tensors + first, 3);
+        publish(update, false);
+        for (size_t i = 0; i < p.n; i++) {
+            const hr_place *place = &p.live->places.items[i];
+            bool came = i >= first && i < first + 3;
+            assert_int_equal(p.live->shadow_fresh[i], !came);
+            if (!came)
+                assert_memory_equal(p.live->shadow.arena + place->at, p.live->arena + place->at,
+                                    place->bytes);
+        }
+    }
+    close_pair(&p);
+}
+
 static void an_update_of_nothing_changes_nothing(void **state) {
     (void)state;
     pair p;
@@ -557,6 +577,7 @@ int main(void) {
         cmocka_unit_test(bytes_need_no_alignment),
         cmocka_unit_test(a_missing_tensor_is_named_where_all_are_wanted),
         cmocka_unit_test(any_sequence_of_partial_updates_equals_the_same_in_place),
+        cmocka_unit_test(only_what_came_is_stale_in_the_next_shadow),
         cmocka_unit_test(an_update_of_nothing_changes_nothing),
         cmocka_unit_test(fused_tensors_are_split_by_rows),
         cmocka_unit_test(every_weight_can_come_alone),
