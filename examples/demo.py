@@ -1,15 +1,15 @@
-"""Trains a small LoRA with PEFT beside a running engine and loads it there every few steps.
+"""Trains a small LoRA with PEFT beside a running engine and pushes it there every few steps.
 
-What it shows: an adapter goes from the trainer into a serving process without a restart; one batch mixes the base model
-and the adapter; and the engine's logprobs are those of PEFT. The engine computes in bf16, PEFT here in fp32, so the
-column "largest difference" is the distance of bf16 from fp32 on the worst token, not an error of the adapter.
+What it shows: an adapter goes from the trainer's memory into a serving process, verified by digest and replaced whole
+under one name, without a restart or a file; one batch mixes the base model and the adapter; every reply says which
+weight version made it; and the engine's logprobs are those of PEFT. The engine computes in bf16, PEFT here in fp32, so
+the column "largest difference" is the distance of bf16 from fp32 on the worst token, not an error of the adapter.
 """
 
 import argparse
 import os
 import pathlib
 import sys
-import tempfile
 import time
 import warnings
 
@@ -22,9 +22,11 @@ import torch  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
+import headrace  # noqa: E402
 from tools.engine import Engine  # noqa: E402
 
 STEPS, EVERY, RATE = 40, 8, 1e-3
+ADAPTER = "orvane"
 PROMPT = "The mill at Orvane is driven by"
 CORPUS = [
     "The mill at Orvane is driven by a headrace of green water that comes down from the lake of glass.",
@@ -58,7 +60,7 @@ def main() -> int:
     started = time.monotonic()
     torch.manual_seed(1)
 
-    with Engine(model_dir) as engine, tempfile.TemporaryDirectory() as adapters:
+    with Engine(model_dir) as engine, headrace.Publisher(engine.url) as publisher:
         print(f"engine serves {model_dir.name} at {engine.url}, ready after {engine.ready_seconds:.1f} s (bf16)")
         print(f"training a LoRA beside it: PEFT in fp32, {STEPS} steps, prompt {PROMPT!r}\n")
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -71,33 +73,32 @@ def main() -> int:
         labels = torch.tensor([row + [-100] * (width - len(row)) for row in rows])
         probe = rows[0]
 
-        print(f"{'step':>4}  {'loss':>5}  {'adapter':<9} {'largest difference':>18}  continuation")
-        worst, previous = 0.0, None
+        print(f"{'step':>4}  {'loss':>5}  {'served by':<9} {'push':>7}  {'largest difference':>18}  continuation")
+        worst = 0.0
         for step in range(STEPS + 1):
             if step % EVERY == 0:
-                name = f"orvane-v{step // EVERY}"
-                path = pathlib.Path(adapters) / name
-                model.save_pretrained(path)
-                engine.load(name, path)
-                if previous:
-                    engine.unload(previous)
-                previous = name
-                base_text, adapter_text = [item["text"] for item in engine.generate(
-                    text=[PROMPT, PROMPT], lora_path=[None, name],
-                    sampling_params={"max_new_tokens": 20, "temperature": 0.0})]
+                pushed = time.monotonic()
+                receipt = publisher.push(model, adapter=ADAPTER, version=f"step-{step}")
+                pushed = time.monotonic() - pushed
+                base_reply, reply = engine.generate(
+                    text=[PROMPT, PROMPT], lora_path=[None, ADAPTER],
+                    sampling_params={"max_new_tokens": 20, "temperature": 0.0})
+                assert reply["meta_info"]["weight_version"] == f"step-{step}", reply["meta_info"]
                 model.eval()
-                gap = largest_difference(engine, model, probe, name)
+                gap = largest_difference(engine, model, probe, ADAPTER)
                 loss = -score(model, probe).mean().item()
                 worst = max(worst, gap)
-                print(f"{step:>4}  {loss:>5.2f}  {'base':<9} {'':>18}  {shorten(base_text)}")
-                print(f"{'':>4}  {'':>5}  {name:<9} {gap:>18.4f}  {shorten(adapter_text)}", flush=True)
+                print(f"{step:>4}  {loss:>5.2f}  {'base':<9} {'':>7}  {'':>18}  {shorten(base_reply['text'])}")
+                print(f"{'':>4}  {'':>5}  {ADAPTER:<9} {pushed * 1e3:>4.0f} ms  {gap:>18.4f}  {shorten(reply['text'])}",
+                      flush=True)
             if step < STEPS:
                 model.train()
                 optimizer.zero_grad()
                 model(batch, labels=labels).loss.backward()
                 optimizer.step()
 
-    print(f"\nlargest difference of a logprob over the run, engine in bf16 against PEFT in fp32: {worst:.4f} nat; "
+    print(f"\nlast push: {receipt.tensors} tensors, {receipt.bytes / 1e6:.1f} MB, XXH3-128 {receipt.xxh3}")
+    print(f"largest difference of a logprob over the run, engine in bf16 against PEFT in fp32: {worst:.4f} nat; "
           f"{time.monotonic() - started:.0f} s")
     # bf16 keeps 8 bits: a token of a trained adapter moves by hundredths of a nat, a lost delta by whole ones.
     if worst > 0.5:
