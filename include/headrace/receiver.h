@@ -102,8 +102,8 @@ typedef struct hr_receiver_options {
     uint64_t lease_ms;        /* a session without a call for so long is rolled back; 0 = 300,000 */
     uint64_t max_stash_bytes; /* adapter bytes held by a session; 0 = 64 GiB */
     uint32_t ranks;           /* of this engine, for receipts; 0 = 1 */
-    /* For tests; NULL functions: the monotonic clock, and malloc. Receipts outlive the receiver, so
-       alloc and free must too. */
+    /* For tests; NULL functions: the monotonic clock, and malloc. Receipts are freed by any thread,
+       perhaps after the receiver, with the same functions. */
     uint64_t (*now_ns)(void *clock_self);
     void *clock_self;
     void *(*alloc)(void *alloc_self, size_t bytes);

@@ -10,8 +10,8 @@ enum { FAKE_BASE = 3, FAKE_NAMES = 64 };
 
 /* Memory that is counted, and that fails when told. */
 typedef struct fake_memory {
-    int64_t live;      /* allocations not freed */
-    int64_t countdown; /* the n-th from now fails; < 0: none */
+    _Atomic int64_t live; /* allocations not freed; receipts are freed by any thread */
+    int64_t countdown;    /* the n-th from now fails; < 0: none */
     bool failed;
     uint64_t most; /* the largest one asked for */
 } fake_memory;
