@@ -968,6 +968,30 @@ static void a_change_between_any_two_steps_follows_the_rules(void **state) {
         }
 }
 
+/* A cache that is too small sends a running request back to the queue, where its adapter changes,
+ * or loses its name: it was not paused, so it ends with the version that it began with. */
+static void a_request_that_the_cache_sent_back_keeps_its_version(void **state) {
+    (void)state;
+    for (uint32_t unload = 0; unload < 2; unload++) {
+        world *w = open_scene(4, 2, 6, 64);
+        submit_fixed(w, 5, 110, 1, false);
+        const fake_case *young = submit_fixed(w, 5, 110, 1, false);
+        while (!w->live[1]->keeps_version)
+            assert_true(step(w));
+        if (unload)
+            assert_int_equal(hr_adapter_store_unload(w->store, names[0], NULL), HR_OK);
+        else
+            make_change(w, &(change){.names = {names[0]}, .version = true});
+        uint64_t made_by = w->adapter_now[1];
+        end_all(w, false);
+        assert_int_equal(w->adapter_now[1], made_by);
+        assert_int_equal(young->type, HR_FINISH_LENGTH);
+        assert_int_equal(young->n_spans, 1);
+        assert_string_equal(young->weight_version, "v0");
+        close_scene(w);
+    }
+}
+
 /* Sixty-four requests over eight adapters and the base, which are loaded again all the time under
  * their names, joining and leaving a small batch at random. */
 static void a_crowd_over_eight_adapters_that_are_reloaded(void **state) {
@@ -990,6 +1014,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(samples_of_one_prompt_share_its_computation),
         cmocka_unit_test(a_retracted_request_finds_its_pages_again),
         cmocka_unit_test(a_change_between_any_two_steps_follows_the_rules),
+        cmocka_unit_test(a_request_that_the_cache_sent_back_keeps_its_version),
         cmocka_unit_test(a_crowd_over_eight_adapters_that_are_reloaded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

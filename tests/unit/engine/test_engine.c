@@ -1,106 +1,21 @@
 /* The engine over a real, tiny model: the public header's promises, end to end. */
 #include "../model/tiny_model.h"
+#include "asked.h"
 
 #include "base/error.h"
 
-#include <headrace/engine.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
-enum { MAX_TOKENS = 128, N_CROWD = 12 };
+enum { N_CROWD = 12 };
 
 static char work_dir[64], model_dir[96], adapter_dir[96];
-
-/* ---- one request and what came of it ---- */
-
-typedef struct asked {
-    char rid[16];
-    uint32_t prompt[MAX_TOKENS];
-    hr_request_params params;
-    uint32_t tokens[MAX_TOKENS], n_tokens, n_prompt_seen;
-    float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
-    hr_finish finish;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    bool is_ended;
-    long token_ns; /* every token takes so long: it still runs when the test looks */
-} asked;
-
-static void on_prompt(void *ctx, uint32_t first, uint32_t n,
-                      const hr_position_logprobs *positions) {
-    asked *a = ctx;
-    for (uint32_t i = 0; i < n; i++)
-        a->prompt_logprobs[first + i] = positions[i].has_logprob ? positions[i].logprob : 0;
-    a->n_prompt_seen += n;
-}
-
-static hr_token_verdict on_token(void *ctx, const hr_position_logprobs *token) {
-    asked *a = ctx;
-    a->logprobs[a->n_tokens] = token->logprob;
-    a->tokens[a->n_tokens++] = token->token;
-    if (a->token_ns > 0)
-        nanosleep(&(struct timespec){0, a->token_ns}, NULL);
-    return HR_TOKEN_CONTINUE;
-}
-
-static void on_finish(void *ctx, const hr_finish *finish) {
-    asked *a = ctx;
-    pthread_mutex_lock(&a->lock);
-    a->finish = *finish;
-    a->is_ended = true;
-    pthread_cond_signal(&a->ended);
-    pthread_mutex_unlock(&a->lock);
-}
-
-static void ask(asked *a, uint32_t index, uint32_t n_prompt, uint32_t max_new, const char *lora) {
-    memset(a, 0, sizeof *a);
-    snprintf(a->rid, sizeof a->rid, "r%u", index);
-    for (uint32_t i = 0; i < n_prompt; i++)
-        a->prompt[i] = (index * 31 + i * i * 7 + i) % TINY_VOCAB;
-    pthread_mutex_init(&a->lock, NULL);
-    pthread_cond_init(&a->ended, NULL);
-    a->params = (hr_request_params){.rid = a->rid,
-                                    .input_ids = a->prompt,
-                                    .n_input_ids = n_prompt,
-                                    .sampling = hr_sampling_params_default(),
-                                    .lora_name = lora,
-                                    .return_logprob = true,
-                                    .logprob_start_len = 0,
-                                    .ctx = a,
-                                    .on_prompt_logprobs = on_prompt,
-                                    .on_token = on_token,
-                                    .on_finish = on_finish};
-    a->params.sampling.max_new_tokens = max_new;
-    a->params.sampling.temperature = index % 2 == 0 ? 0 : 1;
-    a->params.sampling.has_seed = true;
-    a->params.sampling.seed = index;
-}
-
-static void submit(hr_engine *engine, asked *a) {
-    hr_error err = {0};
-    if (hr_engine_submit(engine, &a->params, &err) != HR_OK)
-        fail_msg("%s", err.message);
-}
-
-static void wait_for(asked *a) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 60;
-    pthread_mutex_lock(&a->lock);
-    while (!a->is_ended)
-        assert_int_equal(pthread_cond_timedwait(&a->ended, &a->lock, &until), 0);
-    pthread_mutex_unlock(&a->lock);
-    pthread_cond_destroy(&a->ended);
-    pthread_mutex_destroy(&a->lock);
-}
 
 /* ---- engines ---- */
 
@@ -398,7 +313,9 @@ static void unload_takes_the_name_but_not_the_running_request(void **state) {
     submit(engine, &before);
     wait_for(&before);
     ask(&during, 0, 9, 100, "x");
+    during.token_ns = 1000000;
     submit(engine, &during);
+    wait_running(engine, 1);
     hr_error err;
     assert_int_equal(hr_engine_unload_adapter(engine, "x", &err), HR_OK);
     ask(&after, 1, 9, 10, "x");

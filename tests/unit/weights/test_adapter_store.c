@@ -356,6 +356,172 @@ static void concurrent_recalls_of_one_name_load_it_once(void **state) {
     hr_adapter_store_destroy(store);
 }
 
+/* ---- publication by sessions ---- */
+
+static hr_adapter_publication item(hr_adapter_store *store, const char *name, const char *path,
+                                   payload *p) {
+    hr_adapter_publication item = {
+        .name = name, .path = path, .payload = {p, destroy_payload, 50, 4}};
+    assert_int_equal(
+        hr_adapter_store_reserve_streamed(store, name, path, false, &item.reservation, NULL),
+        HR_OK);
+    return item;
+}
+
+static void publish_all(hr_adapter_store *store, hr_adapter_publication *items, size_t n) {
+    assert_int_equal(hr_adapter_store_prepare(store, items, n, NULL), HR_OK);
+    hr_adapter_store_publish_all(store, items, n);
+}
+
+static void a_registered_name_is_unknown_until_it_is_published(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload p = {0};
+    hr_adapter_publication x = item(store, "x", NULL, &p);
+    hr_error err;
+    hr_adapter_lease lease = {0};
+    assert_int_equal(hr_adapter_store_acquire(store, "x", &lease, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_non_null(strstr(err.message, "not loaded"));
+    assert_non_null(strstr(err.message, "awaiting publication"));
+    hr_adapter_reservation *other = NULL;
+    assert_int_equal(reserve(store, "x", false, &other, &err), HR_ERR_ADAPTER_EXISTS);
+    assert_non_null(strstr(err.message, "already loaded"));
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    assert_int_equal(hr_adapter_store_recall(store, "x", path, &other, &err),
+                     HR_ERR_ADAPTER_UNKNOWN); /* at once: nobody loads it */
+    uint64_t changes = hr_adapter_store_changes(store);
+    publish_all(store, &x, 1);
+    assert_true(x.id > 0 && hr_adapter_store_changes(store) > changes);
+    lease = acquire(store, "x");
+    assert_int_equal(hr_adapter_lease_id(&lease), x.id);
+    hr_adapter_store_release(store, &lease);
+    hr_adapter_entry *entries = NULL;
+    size_t n = 0;
+    assert_int_equal(hr_adapter_store_list(store, &entries, &n, NULL), HR_OK);
+    assert_int_equal(n, 1);
+    assert_string_equal(entries[0].path, "__stream__");
+    free(entries);
+    hr_adapter_store_destroy(store);
+    assert_int_equal(p.destroyed, 1);
+}
+
+static void names_change_together_and_old_versions_live_while_leased(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload old[2] = {{0}}, new[2] = {{0}};
+    load(store, "x", false, &old[0]);
+    load(store, "y", false, &old[1]);
+    hr_adapter_lease held = acquire(store, "x"), copy = held;
+    hr_adapter_publication items[] = {item(store, "x", NULL, &new[0]),
+                                      item(store, "y", "/some/where", &new[1])};
+    assert_null(items[0].reservation); /* a published name needs none */
+    publish_all(store, items, 2);
+    assert_int_equal(old[0].destroyed, 0);
+    assert_int_equal(old[1].destroyed, 1);
+    assert_names(store, "x y"); /* in their places */
+    hr_adapter_store_stats stats;
+    hr_adapter_store_stats_get(store, &stats);
+    assert_int_equal(stats.loaded, 2);
+    assert_int_equal(stats.versions, 3);
+    assert_false(hr_adapter_store_is_current(store, &held));
+    assert_int_equal(hr_adapter_store_renew(store, &held), HR_LEASE_RENEWED);
+    assert_int_equal(hr_adapter_lease_id(&held), items[0].id);
+    assert_ptr_not_equal(held.version, copy.version);
+    assert_int_equal(old[0].destroyed, 1);
+    assert_int_equal(hr_adapter_store_renew(store, &held), HR_LEASE_CURRENT);
+    assert_int_equal(hr_adapter_store_unload(store, "x", NULL), HR_OK);
+    assert_int_equal(hr_adapter_store_renew(store, &held), HR_LEASE_UNLOADED);
+    assert_int_equal(new[0].destroyed, 0);
+    hr_adapter_store_release(store, &held);
+    assert_int_equal(new[0].destroyed, 1);
+    hr_adapter_lease none = {0};
+    assert_int_equal(hr_adapter_store_renew(store, &none), HR_LEASE_CURRENT);
+    hr_adapter_store_destroy(store);
+}
+
+static void what_came_by_stream_never_gives_way(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[5] = {{0}};
+    hr_adapter_publication x = item(store, "x", NULL, &p[0]);
+    publish_all(store, &x, 1);
+    load(store, "a", false, &p[1]);
+    hr_error err;
+    hr_adapter_reservation *reservation = NULL;
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "y", NULL, false, &reservation, &err),
+                     HR_ERR_LIMIT); /* it takes no loaded adapter's place */
+    assert_non_null(strstr(err.message, "max-loaded-loras"));
+    hr_adapter_publication again = item(store, "x", NULL, &p[2]); /* an upsert needs no place */
+    publish_all(store, &again, 1);
+    load(store, "b", false, &p[3]); /* "a" is newer than "x", but "x" could not come back */
+    assert_names(store, "x b");
+    hr_adapter_publication c = item(store, "c", "/some/where", &p[4]); /* with a path it may */
+    publish_all(store, &c, 1);
+    assert_names(store, "x c");
+    hr_adapter_lease evicted = {0};
+    assert_int_equal(hr_adapter_store_acquire(store, "b", &evicted, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_EVICTED);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_lease_of_an_evicted_name_stays_current(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[3] = {{0}};
+    load(store, "a", false, &p[0]);
+    hr_adapter_lease lease = acquire(store, "a");
+    load(store, "b", false, &p[1]);
+    assert_int_equal(hr_adapter_store_renew(store, &lease), HR_LEASE_CURRENT);
+    assert_true(hr_adapter_store_is_current(store, &lease));
+    recall(store, "a", &p[2]); /* its path again: another version */
+    assert_int_equal(hr_adapter_store_renew(store, &lease), HR_LEASE_RENEWED);
+    hr_adapter_store_release(store, &lease);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_stream_that_overtakes_a_recall_wins(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[5] = {{0}};
+    load(store, "a", false, &p[0]);
+    load(store, "b", false, &p[1]);
+    load(store, "c", false, &p[2]);
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *recalled = NULL;
+    hr_adapter_publication a = {
+        .name = "a", .path = "/new", .payload = {&p[3], destroy_payload, 9, 4}};
+    assert_int_equal(hr_adapter_store_recall(store, "a", path, &recalled, NULL), HR_OK);
+    publish_all(store, &a, 1); /* a name that gave way since it was registered */
+    hr_adapter_payload content = {&p[4], destroy_payload, 100, 8};
+    assert_int_equal(hr_adapter_store_publish(store, recalled, &content), a.id);
+    assert_int_equal(p[4].destroyed, 1);
+    assert_int_equal(p[3].destroyed, 0);
+    hr_adapter_store_destroy(store);
+}
+
+static void count_wake(void *self) {
+    ++*(uint32_t *)self;
+}
+
+static void with_a_sweeper_nothing_is_freed_where_it_dies(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    uint32_t wakes = 0;
+    hr_adapter_store_set_sweeper(store, count_wake, &wakes);
+    payload p[2] = {{0}};
+    load(store, "x", false, &p[0]);
+    hr_adapter_lease lease = acquire(store, "x");
+    hr_adapter_publication x = item(store, "x", NULL, &p[1]);
+    publish_all(store, &x, 1);
+    assert_int_equal(wakes, 0);
+    hr_adapter_store_release(store, &lease);
+    assert_int_equal(wakes, 1);
+    assert_int_equal(p[0].destroyed, 0);
+    hr_adapter_store_sweep(store);
+    assert_int_equal(p[0].destroyed, 1);
+    hr_adapter_store_destroy(store);
+}
+
 static void checking_a_name_is_no_use_of_it(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(2, 8);
@@ -511,6 +677,12 @@ int main(void) {
         cmocka_unit_test(a_recalled_name_does_not_give_way_before_it_was_leased),
         cmocka_unit_test(the_store_agrees_with_a_plain_list),
         cmocka_unit_test(concurrent_recalls_of_one_name_load_it_once),
+        cmocka_unit_test(a_registered_name_is_unknown_until_it_is_published),
+        cmocka_unit_test(names_change_together_and_old_versions_live_while_leased),
+        cmocka_unit_test(what_came_by_stream_never_gives_way),
+        cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
+        cmocka_unit_test(a_stream_that_overtakes_a_recall_wins),
+        cmocka_unit_test(with_a_sweeper_nothing_is_freed_where_it_dies),
         cmocka_unit_test(checking_a_name_is_no_use_of_it),
         cmocka_unit_test(a_load_that_could_not_stay_is_refused_before_it_starts),
         cmocka_unit_test(pinning_leaves_a_place_in_the_batch),
