@@ -259,9 +259,9 @@ hr_status hr_engine_update_from_disk(hr_engine *engine, const hr_disk_update *up
 
 /* Gives memory back while the engine is idle or paused, and takes it again. Requests wait
  * meanwhile. Weights: their contents are gone; after resume new requests are refused
- * (HR_ERR_UNSERVABLE) until a full base update, and those that wait end so when steps would run, so
- * not while paused. KV cache: emptied. HR_ERR_BUSY while requests run, frozen ones too. Both are
- * idempotent. */
+ * (HR_ERR_UNSERVABLE) until every base weight has come again, in one update or in several, and
+ * those that wait end so when steps would run, so not while paused. KV cache: emptied. HR_ERR_BUSY
+ * while requests run, frozen ones too. Both are idempotent. */
 typedef enum hr_memory_kind { HR_MEMORY_WEIGHTS = 1, HR_MEMORY_KV_CACHE = 2 } hr_memory_kind;
 hr_status hr_engine_release_memory(hr_engine *engine, unsigned kinds, hr_error *err);
 hr_status hr_engine_resume_memory(hr_engine *engine, unsigned kinds, hr_error *err);

@@ -28,8 +28,10 @@ struct hr_update {
     /* Of who has taken the base weights. */
     hr_base_update *base; /* an update between begin and publish or abandon */
     bool held;            /* no step runs, since it writes in place */
-    bool whole;           /* sealed with every weight */
-    bool lost;            /* the live weights are not whole */
+    size_t n_weights;
+    bool *written; /* [n_weights]: by the update that is sealed */
+    bool *missing; /* [n_weights]: lost, and not published again so far */
+    bool lost;     /* some are missing */
 };
 
 /* ---- life ---- */
@@ -39,7 +41,14 @@ hr_status hr_update_create(const hr_update_config *config, hr_update **out, hr_e
     if (u == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the sink of weight updates");
     u->c = *config;
+    u->n_weights = hr_base_update_weights(config->model);
+    u->written = hr_alloc_array(&config->alloc, u->n_weights, sizeof *u->written);
+    u->missing = hr_alloc_array(&config->alloc, u->n_weights, sizeof *u->missing);
     pthread_mutex_init(&u->lock, NULL);
+    if (u->written == NULL || u->missing == NULL) {
+        hr_update_destroy(u);
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the sink of weight updates");
+    }
     *out = u;
     return HR_OK;
 }
@@ -60,6 +69,8 @@ void hr_update_destroy(hr_update *u) {
     }
     pthread_mutex_destroy(&u->lock);
     hr_alloc alloc = u->c.alloc;
+    hr_alloc_free(&alloc, u->missing);
+    hr_alloc_free(&alloc, u->written);
     hr_alloc_free(&alloc, u);
 }
 
@@ -85,6 +96,8 @@ void hr_update_give_base(hr_update *u) {
 
 void hr_update_lose_base(hr_update *u, const char *reason) {
     u->lost = true;
+    for (size_t i = 0; i < u->n_weights; i++)
+        u->missing[i] = true;
     hr_loop_set_unservable(u->c.loop, reason);
 }
 
@@ -253,7 +266,7 @@ static void end_base(hr_update *u) {
     u->base = NULL;
     if (u->held)
         hr_loop_resume(u->c.loop);
-    u->held = u->whole = false;
+    u->held = false;
     hr_update_give_base(u);
 }
 
@@ -272,16 +285,11 @@ static hr_status base_write(void *self, const hr_tensor *tensors, size_t n, hr_e
     return hr_base_update_write(((hr_update *)self)->base, tensors, n, err);
 }
 
-/* Where weights are lost it matters whether all came, even when nobody asked for it. */
 static hr_status base_seal(void *self, bool complete, hr_error *err) {
     hr_update *u = self;
-    if (complete || u->lost) {
-        hr_status status = hr_base_update_seal(u->base, true, err);
-        u->whole = status == HR_OK;
-        if (complete || u->whole)
-            return status;
-    }
-    return hr_base_update_seal(u->base, false, err);
+    HR_TRY(hr_base_update_seal(u->base, complete, err));
+    hr_base_update_written(u->base, u->written);
+    return HR_OK;
 }
 
 static void base_abandon(void *self) {
@@ -335,11 +343,16 @@ static void settle_items(hr_update *u, hr_publication *publication,
     }
 }
 
+/* The base is published: are the weights whole again? */
 static void settle_base(hr_update *u) {
-    if (u->whole && u->lost) {
-        u->lost = false;
-        hr_loop_set_unservable(u->c.loop, NULL);
+    bool was_lost = u->lost;
+    u->lost = false;
+    for (size_t i = 0; i < u->n_weights; i++) {
+        u->missing[i] = u->missing[i] && !u->written[i];
+        u->lost = u->lost || u->missing[i];
     }
+    if (was_lost && !u->lost)
+        hr_loop_set_unservable(u->c.loop, NULL);
     end_base(u);
 }
 

@@ -7,7 +7,7 @@
  *
  * The base weights have one user at a time: an update, or whoever takes them otherwise. Weights
  * that are lost (an update in place that failed, memory given back) make the engine unservable
- * until an update has brought them all. */
+ * until all of them have come again, in one update or in several. */
 #ifndef HR_ENGINE_UPDATE_H
 #define HR_ENGINE_UPDATE_H
 

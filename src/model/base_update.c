@@ -336,6 +336,15 @@ hr_status hr_base_update_seal(hr_base_update *update, bool complete, hr_error *e
     return HR_OK;
 }
 
+size_t hr_base_update_weights(const hr_model *model) {
+    return model->places.n;
+}
+
+void hr_base_update_written(const hr_base_update *update, bool *written) {
+    for (size_t i = 0; i < update->model->places.n; i++)
+        written[i] = update->states[i] == WRITTEN;
+}
+
 static void exchange(void *ctx) {
     hr_model *model = ctx;
     hr_weights_exchange(model, &model->shadow);

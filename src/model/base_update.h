@@ -33,6 +33,10 @@ hr_status hr_base_update_write(hr_base_update *update, const hr_tensor *tensors,
  * must equal the live one. */
 hr_status hr_base_update_seal(hr_base_update *update, bool complete, hr_error *err);
 
+/* Which weights came so far: written has hr_base_update_weights(model) entries, in layout order. */
+size_t hr_base_update_weights(const hr_model *model);
+void hr_base_update_written(const hr_base_update *update, bool *written);
+
 /* Makes a sealed update live and frees it; the caller stands between two steps. Takes no longer
  * than some assignments. Cannot fail. */
 void hr_base_update_publish(hr_base_update *update);

@@ -448,7 +448,8 @@ static void memory_comes_back_and_weights_must_come_again(void **state) {
     ok(push(engine, &w, &(hr_end_options){0}, &err), &err);
     assert_int_equal(hr_engine_submit(engine, &got.params, &err), HR_ERR_UNSERVABLE);
     w.n++;
-    ok(push(engine, &w, &(hr_end_options){0}, &err), &err);
+    weights last = {w.items + w.n - 1, 1};
+    ok(push(engine, &last, &(hr_end_options){0}, &err), &err);
     weights_free(&w);
     ok(hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE, &err), &err);
     ok(hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE | HR_MEMORY_WEIGHTS, &err), &err);
@@ -603,12 +604,14 @@ static void in_place_a_failure_is_unservable_until_all_weights_came(void **state
     assert_int_equal(try_request(&s, &err), HR_ERR_UNSERVABLE);
     assert_non_null(strstr(err.message, "incomplete"));
 
-    /* A part does not make it whole; everything does, and takes effect. */
-    hr_bucket all = {.tensors = w.items, .n = w.n};
+    /* A part does not make it whole; once the rest has come too it is. */
+    hr_bucket rest = {.tensors = w.items + half.n, .n = w.n - half.n};
+    ok(hr_receiver_apply(s.receiver, NULL, &half, &(hr_end_options){0}, NULL, &err), &err);
+    assert_int_equal(try_request(&s, &err), HR_ERR_UNSERVABLE);
     ok(hr_receiver_apply(s.receiver, NULL, &half, &(hr_end_options){0}, NULL, &err), &err);
     assert_int_equal(try_request(&s, &err), HR_ERR_UNSERVABLE);
     hr_end_options end = {.weight_version = "two"};
-    ok(hr_receiver_apply(s.receiver, NULL, &all, &end, NULL, &err), &err);
+    ok(hr_receiver_apply(s.receiver, NULL, &rest, &end, NULL, &err), &err);
     ok(try_request(&s, &err), &err);
     first_value(&s, "model.norm.weight", &now);
     assert_true(now == before * 0.5f);
