@@ -53,6 +53,7 @@ struct hr_model {
     hr_hf_config config;
     const hr_architecture *architecture;
     uint32_t n_modules, embed_module, head_module;
+    unsigned packers; /* threads that may pack an adapter: as many as run steps */
 
     hr_layer *layers;
     char *embed; /* dense [vocab][hidden] compute elements; NULL when tied to head */

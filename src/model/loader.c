@@ -236,6 +236,7 @@ static hr_status load_into(hr_model *model, const hr_model_options *options, hr_
         return hr_fail_context(err, status, "%s", options->dir);
     HR_TRY(choose_context(model, options->context_length, err));
     model->info.config = &model->config;
+    model->packers = hr_pool_workers(options->pool);
 
     status = hr_checkpoint_open(options->dir, &l.checkpoint, err);
     if (status != HR_OK)

@@ -5,9 +5,13 @@
 #include "model/adapter.h"
 #include "tensor/convert.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Threads that pack one adapter, and the least that each is worth starting for. */
+enum { MAX_PACKERS = 4, PACKER_BYTES = 4 << 20 };
 
 static uint32_t leaves_of(uint32_t rank) {
     return (uint32_t)(hr_round_up(rank, HR_LORA_LEAF) / HR_LORA_LEAF);
@@ -85,21 +89,82 @@ static void pack_b(const hr_model *model, const hr_peft_module *pair, void *scra
     }
 }
 
-/* Packs a pair at *a and *b and moves both past it. */
-static void pack_pair(const hr_model *model, const hr_peft_module *pair, void *scratch, char **a,
-                      char **b, hr_lora *lora) {
-    lora->modules[pair->module] = (hr_lora_module){.a = *a,
-                                                   .b = *b,
-                                                   .rank = pair->rank,
-                                                   .n_leaves = leaves_of(pair->rank),
-                                                   .scale = pair->scale};
-    pack_a(model, pair, scratch, *a);
-    pack_b(model, pair, scratch, *b);
-    *a += a_bytes(model, pair);
-    *b += b_bytes(model, pair);
+/* The pairs [begin, end) of an adapter, packed by one thread. */
+typedef struct pack_job {
+    const hr_model *model;
+    const hr_peft *peft;
+    const hr_lora *lora;
+    size_t begin, end;
+    void *scratch;
+    pthread_t thread;
+    bool started;
+} pack_job;
+
+static void *pack_pairs(void *arg) {
+    const pack_job *job = arg;
+    for (size_t i = job->begin; i < job->end; i++) {
+        const hr_peft_module *pair = &job->peft->modules[i];
+        const hr_lora_module *module = &job->lora->modules[pair->module];
+        pack_a(job->model, pair, job->scratch, module->a);
+        pack_b(job->model, pair, job->scratch, module->b);
+    }
+    return NULL;
+}
+
+/* Gives each job near-equal bytes of the arena. */
+static void share_pairs(const hr_model *model, const hr_peft *peft, pack_job *jobs, unsigned n,
+                        size_t total) {
+    size_t i = 0, bytes = 0;
+    for (unsigned j = 0; j < n; j++) {
+        jobs[j].begin = i;
+        while (i < peft->n_modules && (j + 1 == n || bytes < total / n * (j + 1))) {
+            bytes += a_bytes(model, &peft->modules[i]) + b_bytes(model, &peft->modules[i]);
+            i++;
+        }
+        jobs[j].end = i;
+    }
+}
+
+/* The pool is the scheduler's, so a large adapter gets threads of its own for its few
+ * milliseconds. One that does not start leaves its share to the caller. */
+static hr_status pack_shared(const hr_model *model, const hr_peft *peft, const hr_lora *lora,
+                             hr_error *err) {
+    pack_job jobs[MAX_PACKERS];
+    size_t scratch_size = scratch_bytes(model, peft), wanted = lora->arena_bytes / PACKER_BYTES;
+    unsigned most = model->packers < MAX_PACKERS ? model->packers : MAX_PACKERS;
+    unsigned n = wanted < 1 ? 1 : wanted < most ? (unsigned)wanted : most;
+    char *scratch = aligned_alloc(64, n * scratch_size);
+    if (scratch == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to pack an adapter");
+    for (unsigned j = 0; j < n; j++)
+        jobs[j] = (pack_job){model, peft, lora, .scratch = scratch + j * scratch_size};
+    share_pairs(model, peft, jobs, n, lora->arena_bytes);
+    for (unsigned j = 1; j < n; j++)
+        jobs[j].started = pthread_create(&jobs[j].thread, NULL, pack_pairs, &jobs[j]) == 0;
+    for (unsigned j = 0; j < n; j++)
+        if (!jobs[j].started)
+            pack_pairs(&jobs[j]);
+    for (unsigned j = 1; j < n; j++)
+        if (jobs[j].started)
+            pthread_join(jobs[j].thread, NULL);
+    free(scratch);
+    return HR_OK;
 }
 
 /* All A's in the order of module ids, then all B's (adapter.h says why). */
+static void lay_out(const hr_model *model, const hr_peft *peft, char *a, char *b, hr_lora *lora) {
+    for (size_t i = 0; i < peft->n_modules; i++) {
+        const hr_peft_module *pair = &peft->modules[i];
+        lora->modules[pair->module] = (hr_lora_module){.a = a,
+                                                       .b = b,
+                                                       .rank = pair->rank,
+                                                       .n_leaves = leaves_of(pair->rank),
+                                                       .scale = pair->scale};
+        a += a_bytes(model, pair);
+        b += b_bytes(model, pair);
+    }
+}
+
 static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora, hr_error *err) {
     size_t all_a = 0, all_b = 0;
     for (size_t i = 0; i < peft->n_modules; i++) {
@@ -111,17 +176,11 @@ static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora,
     lora->modules = calloc(model->n_modules, sizeof *lora->modules);
     lora->arena_bytes = hr_round_up(all_a, 64) + all_b;
     lora->arena = hr_pages_alloc(lora->arena_bytes); /* zeroed */
-    void *scratch = aligned_alloc(64, scratch_bytes(model, peft));
-    if (lora->modules == NULL || lora->arena == NULL || scratch == NULL) {
-        free(scratch);
+    if (lora->modules == NULL || lora->arena == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes",
                        lora->arena_bytes);
-    }
-    char *a = lora->arena, *b = lora->arena + hr_round_up(all_a, 64);
-    for (size_t i = 0; i < peft->n_modules; i++)
-        pack_pair(model, &peft->modules[i], scratch, &a, &b, lora);
-    free(scratch);
-    return HR_OK;
+    lay_out(model, peft, lora->arena, lora->arena + hr_round_up(all_a, 64), lora);
+    return pack_shared(model, peft, lora, err);
 }
 
 /* Whether a weight, as it would be packed, is what arena holds. elements: room for two panels. */

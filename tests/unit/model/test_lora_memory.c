@@ -127,6 +127,42 @@ static void it_is_packed_as_from_a_directory(void **state) {
     }
 }
 
+/* The largest rank makes an adapter of a tiny model large enough to be shared out. */
+static void several_threads_pack_the_bytes_of_one(void **state) {
+    (void)state;
+    static const char large[] = "{\"peft_type\": \"LORA\", \"r\": 4096, \"target_modules\":"
+                                " [\"q_proj\", \"o_proj\", \"down_proj\", \"lm_head\"]}";
+    hr_model *model = load("float32");
+    adapter from = {.n = 0};
+    for (int layer = 0; layer < 2; layer++) {
+        char module[120];
+        snprintf(module, sizeof module, "model.layers.%d.self_attn.q_proj", layer);
+        add_pair(&from, module, 4096, 30, 40);
+        snprintf(module, sizeof module, "model.layers.%d.self_attn.o_proj", layer);
+        add_pair(&from, module, 4096, 40, 30);
+        snprintf(module, sizeof module, "model.layers.%d.mlp.down_proj", layer);
+        add_pair(&from, module, 4096, 40, 56);
+    }
+    add_pair(&from, "lm_head", 4096, 101, 40);
+    hr_lora *one = NULL, *several = NULL;
+    model->packers = 1;
+    assert_int_equal(
+        hr_lora_create(model, large, sizeof large - 1, from.tensors, from.n, &one, NULL), HR_OK);
+    for (unsigned packers = 2; packers < 6; packers++) {
+        model->packers = packers;
+        assert_int_equal(
+            hr_lora_create(model, large, sizeof large - 1, from.tensors, from.n, &several, NULL),
+            HR_OK);
+        assert_true(several->arena_bytes > 8 << 20);
+        assert_int_equal(several->arena_bytes, one->arena_bytes);
+        assert_memory_equal(several->arena, one->arena, one->arena_bytes);
+        hr_lora_destroy(several);
+    }
+    hr_lora_destroy(one);
+    free_adapter(&from);
+    hr_model_destroy(model);
+}
+
 typedef struct digest_check {
     const adapter *of;
     hr_dtype dtype;
@@ -350,6 +386,7 @@ static int tear_down(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_is_packed_as_from_a_directory),
+        cmocka_unit_test(several_threads_pack_the_bytes_of_one),
         cmocka_unit_test(digests_are_those_of_the_converted_tensors),
         cmocka_unit_test(bad_tensors_are_refused_by_name),
         cmocka_unit_test(a_whole_weight_must_equal_the_base_of_now),
