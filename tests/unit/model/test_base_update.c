@@ -234,6 +234,25 @@ static void only_what_came_is_stale_in_the_next_shadow(void **state) {
     close_pair(&p);
 }
 
+static void an_update_tells_which_weights_came(void **state) {
+    (void)state;
+    pair p;
+    bool written[MAX_TENSORS];
+    open_pair(&p, BIASED, "bfloat16");
+    assert_int_equal(hr_base_update_weights(p.live), p.n);
+    hr_base_update *update = begin(p.live, true);
+    hr_tensor bad = p.tensors[3];
+    bad.shape[0]++;
+    write_ok(update, &p.tensors[1], 1);
+    assert_int_equal(hr_base_update_write(update, &bad, 1, NULL), HR_ERR_SHAPE);
+    write_ok(update, &p.tensors[p.n - 1], 1);
+    hr_base_update_written(update, written);
+    for (size_t i = 0; i < p.n; i++)
+        assert_int_equal(written[i], i == 1 || i == p.n - 1);
+    hr_base_update_abandon(update);
+    close_pair(&p);
+}
+
 static void an_update_of_nothing_changes_nothing(void **state) {
     (void)state;
     pair p;
@@ -578,6 +597,7 @@ int main(void) {
         cmocka_unit_test(a_missing_tensor_is_named_where_all_are_wanted),
         cmocka_unit_test(any_sequence_of_partial_updates_equals_the_same_in_place),
         cmocka_unit_test(only_what_came_is_stale_in_the_next_shadow),
+        cmocka_unit_test(an_update_tells_which_weights_came),
         cmocka_unit_test(an_update_of_nothing_changes_nothing),
         cmocka_unit_test(fused_tensors_are_split_by_rows),
         cmocka_unit_test(every_weight_can_come_alone),
