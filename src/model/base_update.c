@@ -113,15 +113,15 @@ static hr_status came_twice(const hr_tensor *tensor, const char *weight, hr_erro
 
 static hr_status claim_places(hr_base_update *update, const hr_weight_name *name,
                               const hr_tensor *tensor, hr_error *err) {
-    for (uint32_t i = 0; i < name->n_places; i++) {
+    for (uint32_t i = 0; i < name->n_places; i++)
         if (update->states[name->places[i]] != NOT_THERE)
             return came_twice(tensor, update->model->places.items[name->places[i]].name, err);
+    for (uint32_t i = 0; i < name->n_places; i++)
         update->states[name->places[i]] = CLAIMED;
-    }
     return HR_OK;
 }
 
-/* One tensor of a call; name is NULL for those that are passed over. */
+/* One tensor of a call that has claimed its places. */
 typedef struct arrival {
     const hr_tensor *tensor;
     const hr_weight_name *name;
@@ -273,9 +273,9 @@ static hr_status pack_live(hr_base_update *update, const arrivals *all, hr_error
 
 /* Ends a call: its claims become weights, or nothing. */
 static void settle(hr_base_update *update, const arrivals *all, bool written) {
-    for (size_t i = 0; i < update->model->places.n; i++)
-        if (update->states[i] == CLAIMED)
-            update->states[i] = written ? WRITTEN : NOT_THERE;
+    for (size_t i = 0; i < all->n; i++)
+        for (uint32_t part = 0; part < all->items[i].name->n_places; part++)
+            update->states[all->items[i].name->places[part]] = written ? WRITTEN : NOT_THERE;
     update->head_came = update->head_came || (written && all->head != NULL);
 }
 
