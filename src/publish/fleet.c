@@ -93,9 +93,9 @@ static void take_answer(hr_fleet_engine *e, hr_stage stage, hr_stage_answer *ans
         return;
     }
     e->known = !answer->lost;
+    if (stage == HR_STAGE_ABORT && (!answer->lost || e->error[0] != '\0'))
+        return; /* nothing was open there, or what came first says more */
     snprintf(e->error, sizeof e->error, "%s: %.480s", hr_stage_name(stage), answer->err.message);
-    if (stage == HR_STAGE_PREPARE && !answer->lost)
-        e->state = HR_SESSION_ROLLED_BACK; /* a refused prepare rolls back */
 }
 
 /* Refusals that no further call changes. */

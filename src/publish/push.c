@@ -97,7 +97,9 @@ static hr_status check_adapter(const hr_push_adapter *adapter, hr_error *err) {
     cJSON *config = NULL;
     if (adapter->name == NULL)
         return hr_fail(err, HR_ERR_INVALID, "an adapter of the push has no name");
-    HR_TRY(hr_adapter_name_check(adapter->name, err));
+    hr_status named = hr_adapter_name_check(adapter->name, err);
+    if (named != HR_OK)
+        return hr_fail_context(err, named, "an adapter of the push");
     if (adapter->config == NULL)
         return hr_fail(err, HR_ERR_INVALID, "adapter %.200s has no config", adapter->name);
     hr_status status = hr_json_parse(adapter->config, adapter->config_len, 0, &config, err);
@@ -695,11 +697,6 @@ static bool may_continue(const hr_fleet_engine *engine) {
     return engine->paused && !engine->unservable;
 }
 
-static bool session_may_be_open(const hr_fleet_engine *engine) {
-    return !engine->known || engine->state == HR_SESSION_OPEN ||
-           engine->state == HR_SESSION_PREPARED || engine->state == HR_SESSION_IDLE;
-}
-
 static void append(hr_error *err, const char *text) {
     hr_error first = *err;
     hr_fail(err, first.status, "%.800s; %s", first.message, text);
@@ -736,7 +733,7 @@ static void continue_engines(push_run *run, bool failed, hr_error *err) {
 static void roll_back(push_run *run) {
     hr_stage_request request = request_of(run, HR_STAGE_ABORT);
     hr_error ignored; /* the first cause is what counts; leases end what cannot be reached */
-    (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, session_may_be_open, &ignored);
+    (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, NULL, &ignored);
 }
 
 static hr_status finish(push_run *run, hr_status status, hr_error *err) {

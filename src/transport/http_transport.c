@@ -124,6 +124,25 @@ static void clear_step(hr_step *step) {
     step->content_type = NULL;
 }
 
+/* Of the last call that had one. One that cannot be understood is a refusal: a guard must be
+ * acknowledged. */
+static void take_receipt(hr_step *step, hr_stage_answer *answer) {
+    const cJSON *object = hr_json_get_present(step->reply, "receipt");
+    hr_engine_receipt receipt;
+    hr_error err;
+    if (object == NULL)
+        return;
+    hr_status status = hr_engine_receipt_read(object, &receipt, &err);
+    if (status == HR_OK) {
+        hr_engine_receipt_clear(&answer->receipt);
+        answer->receipt = receipt;
+        answer->has_receipt = true;
+    } else if (step->status == HR_OK) {
+        step->status = status;
+        step->err = err;
+    }
+}
+
 static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer *answer) {
     cJSON_Delete(step->reply);
     step->reply = NULL;
@@ -138,20 +157,7 @@ static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer
     step->status = hr_reply_read(call->http_status, call->reply.data, call->reply.len, &step->reply,
                                  &step->err);
     answer->unservable = step->status == HR_ERR_UNSERVABLE;
-}
-
-/* An answer that cannot be understood is a refusal: a guard must be acknowledged. */
-static void take_receipt(hr_step *step, hr_stage_answer *answer) {
-    const cJSON *receipt = hr_json_get_present(step->reply, "receipt");
-    if (receipt == NULL || answer->lost)
-        return;
-    hr_error err;
-    hr_status status = hr_engine_receipt_read(receipt, &answer->receipt, &err);
-    answer->has_receipt = status == HR_OK;
-    if (status != HR_OK && step->status == HR_OK) {
-        step->status = status;
-        step->err = err;
-    }
+    take_receipt(step, answer);
 }
 
 /* Asks the dialect for the next call; false when the stage is done for this engine. */
@@ -210,7 +216,6 @@ static void attempt(void *self, const hr_stage_request *request, const uint32_t 
     if (ready)
         run_steps(t, request, steps, n, calls, turn, answers);
     for (size_t i = 0; ready && i < n; i++) {
-        take_receipt(&steps[i], &answers[i]);
         answers[i].status = steps[i].status;
         answers[i].err = steps[i].err;
         clear_step(&steps[i]);

@@ -18,6 +18,8 @@ static void put_begin(const hr_stage_request *r, hr_json_writer *w) {
     for (size_t i = 0; i < r->n_adapters; i++)
         hr_json_write_string(w, r->adapters[i].name);
     hr_json_array_end(w);
+    if (r->audit)
+        hr_json_put_bool(w, "audit", true); /* base bytes are gone when the receipt is made */
     if (r->lease_ms > 0)
         hr_json_put_f64(w, "lease_seconds", (double)r->lease_ms / 1e3);
 }
