@@ -22,7 +22,16 @@ typedef struct hr_receiving {
 } hr_receiving;
 
 typedef struct hr_session_stream hr_session_stream;
-typedef struct hr_session_part hr_session_part;
+
+/* The tensors of one adapter, and what is made of them. */
+typedef struct hr_session_part {
+    hr_registered *adapter;
+    hr_stash_entry *const *entries; /* by name; only while it is prepared */
+    size_t n;
+    uint8_t names[HR_XXH3_SIZE], bytes[HR_XXH3_SIZE];
+    bool is_built;
+    void *built;
+} hr_session_part;
 
 typedef struct hr_session {
     hr_receiving *shared;
@@ -50,6 +59,11 @@ typedef struct hr_session {
     hr_receipt *receipt, *reply;       /* the one kept, and the one for who commits */
     uint8_t fingerprint[HR_XXH3_SIZE]; /* of the options of prepare */
 } hr_session;
+
+/* Options' timeouts are 0 where nobody chose one. */
+static inline uint64_t hr_session_timeout(uint64_t timeout_ms) {
+    return timeout_ms != 0 ? timeout_ms : 60000;
+}
 
 /* id is checked already. HR_ERR_ADAPTER_UNKNOWN (a declared name that is not registered),
  * HR_ERR_INVALID, HR_ERR_NO_MEMORY. */

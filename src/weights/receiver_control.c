@@ -1,0 +1,153 @@
+/* The control plane: adapters are registered and forgotten, the version changes alone. */
+#include "weights/names.h"
+#include "weights/turn.h"
+
+#include <string.h>
+
+enum { MAX_CONFIG = 1 << 20, MAX_PATH = 4095, MAX_REGISTERED = 1 << 16 };
+
+static hr_status check_registration(const hr_registration *registration, hr_error *err) {
+    HR_TRY(hr_adapter_name_check(registration->name, err));
+    if (registration->config == NULL || registration->config_len == 0)
+        return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "the adapter '%s' has no config",
+                       registration->name);
+    if (registration->config_len > MAX_CONFIG)
+        return hr_fail(err, HR_ERR_LIMIT, "the config of the adapter '%s' is over %d bytes",
+                       registration->name, MAX_CONFIG);
+    if (registration->path != NULL && strnlen(registration->path, MAX_PATH + 1) > MAX_PATH)
+        return hr_fail(err, HR_ERR_LIMIT, "the path of the adapter '%s' is over %d bytes",
+                       registration->name, MAX_PATH);
+    return HR_OK;
+}
+
+static hr_status check_replaceable(const hr_receiver *receiver, const hr_registration *registration,
+                                   const hr_registered *old, hr_error *err) {
+    if (old == NULL && receiver->shared.registry.n >= MAX_REGISTERED)
+        return hr_fail(err, HR_ERR_LIMIT, "%d adapters are registered; unload some first",
+                       MAX_REGISTERED);
+    if (old == NULL)
+        return HR_OK;
+    if (registration->defer_publish)
+        return hr_fail(
+            err, HR_ERR_ADAPTER_EXISTS,
+            "the adapter '%s' is already registered, and defer_publish needs a new name; "
+            "choose another",
+            registration->name);
+    if (old->pending)
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the adapter '%s' waits for publication; end or abort its session first",
+                       registration->name);
+    if (old->tensors > 0)
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the session '%s' holds tensors of the adapter '%s'; end or abort it first",
+                       receiver->session->id, registration->name);
+    if (registration->refuse_existing && old->published)
+        return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
+                       "the adapter '%s' is already loaded; unload it first, or replace it with "
+                       "upsert",
+                       registration->name);
+    return HR_OK;
+}
+
+hr_status hr_update_register(hr_receiver *receiver, const hr_registration *registration,
+                             hr_update_change *out, hr_error *err) {
+    hr_receiving *shared = &receiver->shared;
+    HR_TRY(check_registration(registration, err));
+    hr_registered *old =
+        hr_registry_find(&shared->registry, registration->name, strlen(registration->name));
+    HR_TRY(check_replaceable(receiver, registration, old, err));
+    hr_registered *added = hr_registered_create(&shared->memory, registration);
+    if (added == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register the adapter '%s'",
+                       registration->name);
+    hr_status status = shared->sink.register_adapter(shared->sink.self, &added->registration, err);
+    if (status != HR_OK) {
+        hr_registered_destroy(&shared->memory, added);
+        return status;
+    }
+    added->since_ns = hr_turn_now(receiver);
+    added->pending = registration->defer_publish;
+    added->published = old != NULL && old->published;
+    if (old != NULL)
+        hr_registry_take(&shared->registry, old);
+    hr_registry_put(&shared->registry, added);
+    *out = (hr_update_change){added, old};
+    return HR_OK;
+}
+
+void hr_update_settle(hr_receiver *receiver, const hr_update_change *made) {
+    hr_registered_destroy(&receiver->shared.memory, made->replaced);
+}
+
+void hr_update_undo(hr_receiver *receiver, const hr_update_change *made) {
+    if (made->added == NULL)
+        return;
+    if (made->replaced == NULL) {
+        hr_receiving_forget(&receiver->shared, made->added);
+        return;
+    }
+    hr_registry_take(&receiver->shared.registry, made->added);
+    hr_registered_destroy(&receiver->shared.memory, made->added);
+    hr_registry_put(&receiver->shared.registry, made->replaced);
+}
+
+hr_status hr_receiver_register(hr_receiver *receiver, const hr_registration *registration,
+                               bool *pending, hr_error *err) {
+    HR_TRY(hr_turn_enter(receiver, "register_lora_adapter", 0, err));
+    hr_update_change made;
+    hr_status status = hr_update_register(receiver, registration, &made, err);
+    if (status == HR_OK) {
+        hr_update_settle(receiver, &made);
+        if (pending != NULL)
+            *pending = made.added->pending;
+    }
+    hr_turn_leave(receiver);
+    return status;
+}
+
+static hr_status unregister(hr_receiver *receiver, const char *name, hr_error *err) {
+    hr_registered *found = hr_registry_find(&receiver->shared.registry, name, strlen(name));
+    if (found == NULL)
+        return HR_OK;
+    if (found->pending)
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the adapter '%s' waits for publication; end or abort its session first",
+                       name);
+    if (found->tensors > 0)
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the session '%s' holds tensors of the adapter '%s'; end or abort it first",
+                       receiver->session->id, name);
+    hr_receiving_forget(&receiver->shared, found);
+    return HR_OK;
+}
+
+hr_status hr_receiver_unregister(hr_receiver *receiver, const char *name, hr_error *err) {
+    HR_TRY(hr_turn_enter(receiver, "unload_lora_adapter", 0, err));
+    hr_status status = unregister(receiver, name, err);
+    hr_turn_leave(receiver);
+    return status;
+}
+
+static hr_status set_version(hr_receiver *receiver, const char *weight_version,
+                             bool abort_all_requests, hr_error *err) {
+    HR_TRY(hr_weight_version_check(weight_version, err));
+    if (receiver->session != NULL)
+        return hr_turn_fail_open(receiver, err);
+    if (strcmp(receiver->weight_version, weight_version) == 0)
+        return HR_OK;
+    hr_publication publication = {.weight_version = weight_version,
+                                  .abort_all_requests = abort_all_requests,
+                                  .timeout_ms = HR_DEFAULT_WAIT_MS};
+    const hr_receiver_sink *sink = &receiver->shared.sink;
+    HR_TRY(sink->publish(sink->self, &publication, err));
+    memcpy(receiver->weight_version, weight_version, strlen(weight_version) + 1);
+    return HR_OK;
+}
+
+hr_status hr_receiver_set_version(hr_receiver *receiver, const char *weight_version,
+                                  bool abort_all_requests, hr_error *err) {
+    HR_TRY(hr_turn_enter(receiver, "update_weight_version", 0, err));
+    hr_status status = set_version(receiver, weight_version, abort_all_requests, err);
+    hr_turn_leave(receiver);
+    return status;
+}

@@ -1,0 +1,190 @@
+/* Turns, leases, and which session a call means. */
+#include "weights/turn.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+static const char *or_unnamed(const char *id) {
+    return id[0] != '\0' ? id : "none";
+}
+
+void hr_turn_roll_back(hr_receiver *receiver, const hr_error *cause) {
+    hr_history_put_rolled_back(&receiver->history, receiver->session->id, cause);
+    hr_session_roll_back(receiver->session);
+    hr_session_free(receiver->session);
+    receiver->session = NULL;
+    receiver->rolled_back++;
+}
+
+/* ---- turns and leases ---- */
+
+uint64_t hr_turn_now(const hr_receiver *receiver) {
+    return hr_now_ns(&receiver->shared.clock);
+}
+
+static bool roll_back_expired(hr_receiver *receiver) {
+    hr_session *session = receiver->session;
+    if (session == NULL || hr_turn_now(receiver) - receiver->last_call_ns < session->lease_ns)
+        return false;
+    hr_error cause;
+    (void)hr_fail(&cause, HR_ERR_TIMEOUT, "its lease ran out: %llu ms without a call",
+                  (unsigned long long)((hr_turn_now(receiver) - receiver->last_call_ns) / 1000000));
+    hr_turn_roll_back(receiver, &cause);
+    return true;
+}
+
+bool hr_turn_forget_waiting(hr_receiver *receiver, bool all) {
+    if (receiver->session != NULL)
+        return false;
+    bool some = false;
+    hr_registered *next;
+    for (hr_registered *r = receiver->shared.registry.first; r != NULL; r = next) {
+        next = r->next;
+        if (r->pending &&
+            (all || hr_turn_now(receiver) - r->since_ns >= receiver->shared.lease_ns)) {
+            hr_receiving_forget(&receiver->shared, r);
+            some = true;
+        }
+    }
+    return some;
+}
+
+static void begin_turn(hr_receiver *receiver) {
+    (void)roll_back_expired(receiver);
+    (void)hr_turn_forget_waiting(receiver, false);
+}
+
+hr_status hr_turn_enter(hr_receiver *receiver, const char *call, uint64_t timeout_ms,
+                        hr_error *err) {
+    if (timeout_ms == 0)
+        timeout_ms = HR_DEFAULT_WAIT_MS;
+    if (timeout_ms > HR_MAX_LEASE_MS)
+        timeout_ms = HR_MAX_LEASE_MS;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(timeout_ms / 1000);
+    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    hr_status status = HR_OK;
+    pthread_mutex_lock(&receiver->lock);
+    while (receiver->turn != NULL && status == HR_OK)
+        if (pthread_cond_timedwait(&receiver->turn_ended, &receiver->lock, &until) == ETIMEDOUT &&
+            receiver->turn != NULL)
+            status = hr_fail(err, HR_ERR_TIMEOUT,
+                             "%s waited %llu ms for another call, %s (session %s), which is still "
+                             "at work; try again later",
+                             call, (unsigned long long)timeout_ms, receiver->turn,
+                             or_unnamed(receiver->shown.session_id));
+    if (status == HR_OK)
+        receiver->turn = call;
+    pthread_mutex_unlock(&receiver->lock);
+    if (status == HR_OK)
+        begin_turn(receiver);
+    return status;
+}
+
+static hr_receiver_status what_to_show(const hr_receiver *receiver) {
+    const hr_session *session = receiver->session;
+    hr_receiver_status shown = {.state = HR_SESSION_IDLE,
+                                .sessions_published = receiver->published,
+                                .sessions_rolled_back = receiver->rolled_back};
+    if (session != NULL) {
+        shown.state = session->state;
+        memcpy(shown.session_id, session->id, sizeof session->id);
+        shown.sync_base = session->sync_base;
+        shown.tensors = session->stash.n;
+        shown.bytes = session->stash.adapter_bytes + session->stash.base_bytes;
+    }
+    return shown;
+}
+
+void hr_turn_leave(hr_receiver *receiver) {
+    pthread_mutex_lock(&receiver->lock);
+    receiver->shown = what_to_show(receiver);
+    receiver->shown_last_call_ns = receiver->last_call_ns;
+    receiver->turn = NULL;
+    pthread_cond_signal(&receiver->turn_ended);
+    pthread_mutex_unlock(&receiver->lock);
+}
+
+void hr_turn_renew_lease(hr_receiver *receiver) {
+    receiver->last_call_ns = hr_turn_now(receiver);
+}
+
+bool hr_receiver_expire(hr_receiver *receiver) {
+    pthread_mutex_lock(&receiver->lock);
+    bool free = receiver->turn == NULL;
+    if (free)
+        receiver->turn = "expire";
+    pthread_mutex_unlock(&receiver->lock);
+    if (!free)
+        return false; /* a call is at work: the session lives */
+    bool expired = roll_back_expired(receiver);
+    (void)hr_turn_forget_waiting(receiver, false);
+    hr_turn_leave(receiver);
+    return expired;
+}
+
+/* ---- which session is meant ---- */
+
+hr_status hr_turn_fail_past(const hr_past_session *past, hr_error *err) {
+    if (past->state == HR_SESSION_PUBLISHED)
+        return hr_fail(err, HR_ERR_SESSION, "the session '%s' is published already", past->id);
+    return hr_fail(err, HR_ERR_SESSION, "the session '%s' was rolled back: %s", past->id,
+                   past->cause.message);
+}
+
+hr_status hr_turn_find_session(hr_receiver *receiver, const char *id, hr_error *err) {
+    const hr_session *session = receiver->session;
+    if (session != NULL && (id == NULL || strcmp(session->id, id) == 0))
+        return HR_OK;
+    const hr_past_session *past = id != NULL ? hr_history_find(&receiver->history, id) : NULL;
+    if (past != NULL)
+        return hr_turn_fail_past(past, err);
+    if (session == NULL)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "no weight update session is open%s%.64s; begin one first",
+                       id != NULL ? ", nor is one known as " : "", id != NULL ? id : "");
+    return hr_fail(err, HR_ERR_SESSION, "the session '%.64s' is not known; '%s' is open", id,
+                   session->id);
+}
+
+hr_status hr_turn_find_open(hr_receiver *receiver, const char *id, hr_error *err) {
+    HR_TRY(hr_turn_find_session(receiver, id, err));
+    if (receiver->session->state != HR_SESSION_OPEN)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "the session '%s' is prepared and takes no more tensors; commit or abort it",
+                       receiver->session->id);
+    return HR_OK;
+}
+
+hr_status hr_turn_fail_open(const hr_receiver *receiver, hr_error *err) {
+    return hr_fail(
+        err, HR_ERR_SESSION,
+        "a weight update session is already open: '%s' (%s, last call %llu ms ago, lease "
+        "%llu ms); end or abort it first",
+        receiver->session->id, hr_session_state_name(receiver->session->state),
+        (unsigned long long)((hr_turn_now(receiver) - receiver->last_call_ns) / 1000000),
+        (unsigned long long)(receiver->session->lease_ns / 1000000));
+}
+
+/* ---- looking ---- */
+
+void hr_receiver_status_get(hr_receiver *receiver, hr_receiver_status *out) {
+    pthread_mutex_lock(&receiver->lock);
+    *out = receiver->shown;
+    uint64_t last_call_ns = receiver->shown_last_call_ns;
+    pthread_mutex_unlock(&receiver->lock);
+    uint64_t now_ns = hr_turn_now(receiver);
+    if (out->state != HR_SESSION_IDLE && now_ns > last_call_ns)
+        out->idle_ms = (now_ns - last_call_ns) / 1000000;
+    hr_registry_count(&receiver->shared.registry, &out->registered, &out->pending);
+}
+
+bool hr_receiver_is_pending(hr_receiver *receiver, const char *name) {
+    return hr_registry_is_pending(&receiver->shared.registry, name);
+}
