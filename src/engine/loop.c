@@ -181,6 +181,14 @@ static pending_change *take_change(hr_loop *loop, bool *frozen) {
     return next;
 }
 
+/* The same version again is no new one. Only this thread changes the version. */
+static hr_version_label *new_label(hr_loop *loop, pending_change *pending) {
+    if (pending->label == NULL || strcmp(pending->label->text, loop->weight_version) != 0)
+        return pending->label;
+    hr_version_label_release(pending->label, &loop->c.scheduler.alloc);
+    return NULL;
+}
+
 /* Between two steps. */
 static void make_changes(hr_loop *loop) {
     pending_change *next;
@@ -192,11 +200,11 @@ static void make_changes(hr_loop *loop) {
         hr_scheduler_change scheduled = {.base = change->base && !change->hold,
                                          .frozen = frozen && !change->hold,
                                          .flush = change->flush_cache,
-                                         .label = next->label};
+                                         .label = new_label(loop, next)};
         hr_scheduler_changed(loop->scheduler, &scheduled);
         pthread_mutex_lock(&loop->lock);
-        if (next->label != NULL)
-            memcpy(loop->weight_version, next->label->text, sizeof loop->weight_version);
+        if (scheduled.label != NULL)
+            memcpy(loop->weight_version, scheduled.label->text, sizeof loop->weight_version);
         next->made = true;
         loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
         pthread_cond_broadcast(&loop->done);
@@ -616,15 +624,6 @@ static bool wait_change(hr_loop *loop, const pending_change *pending, uint64_t t
     return pending->made;
 }
 
-/* Inside the lock: the same version again is no change. */
-static void forget_same_version(hr_loop *loop, pending_change *pending) {
-    if (pending->label == NULL || loop->changes != NULL ||
-        strcmp(pending->label->text, loop->weight_version) != 0)
-        return;
-    hr_version_label_release(pending->label, &loop->c.scheduler.alloc);
-    pending->label = NULL;
-}
-
 hr_status hr_loop_change_apply(hr_loop *loop, const hr_loop_change *change, hr_error *err) {
     const hr_alloc *alloc = &loop->c.scheduler.alloc;
     pending_change pending = {.change = change};
@@ -637,7 +636,6 @@ hr_status hr_loop_change_apply(hr_loop *loop, const hr_loop_change *change, hr_e
     } else {
         if (change->abort_all_requests)
             ask_ending_of_all(loop, HR_ENDING_ABORT);
-        forget_same_version(loop, &pending);
         append_change(loop, &pending);
         if (!wait_change(loop, &pending, change->timeout_ms)) {
             drop_change(loop, &pending);

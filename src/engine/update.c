@@ -1,6 +1,8 @@
 /* The sink: registering, building and publishing adapters; writing and publishing base weights. */
 #include "engine/update.h"
 
+#include "base/log.h"
+
 #include <pthread.h>
 #include <string.h>
 
@@ -99,6 +101,7 @@ void hr_update_lose_base(hr_update *u, const char *reason) {
     for (size_t i = 0; i < u->n_weights; i++)
         u->missing[i] = true;
     hr_loop_set_unservable(u->c.loop, reason);
+    hr_log(HR_LOG_WARN, "requests are refused: %s", reason);
 }
 
 /* ---- names ---- */
@@ -351,8 +354,10 @@ static void settle_base(hr_update *u) {
         u->missing[i] = u->missing[i] && !u->written[i];
         u->lost = u->lost || u->missing[i];
     }
-    if (was_lost && !u->lost)
+    if (was_lost && !u->lost) {
         hr_loop_set_unservable(u->c.loop, NULL);
+        hr_log(HR_LOG_INFO, "all base weights are there again; requests are served");
+    }
     end_base(u);
 }
 

@@ -347,8 +347,8 @@ static evicted_name *make_memory(const hr_alloc *alloc, const char *name, const 
     return e;
 }
 
-static hr_status check_place(const hr_adapter_store *store, const char *name, bool pinned,
-                             hr_error *err) {
+static hr_status check_pin(const hr_adapter_store *store, const char *name, bool pinned,
+                           hr_error *err) {
     uint32_t n_pinned = count_pinned(store);
     if (pinned && n_pinned + count_reserved(store, true) + 1 >= store->limits.max_per_batch)
         return hr_fail(
@@ -357,6 +357,12 @@ static hr_status check_place(const hr_adapter_store *store, const char *name, bo
             "%u), "
             "to prevent starvation of unpinned adapters and the base model; load it unpinned",
             name, n_pinned, store->limits.max_per_batch);
+    return HR_OK;
+}
+
+static hr_status check_place(const hr_adapter_store *store, const char *name, bool pinned,
+                             hr_error *err) {
+    HR_TRY(check_pin(store, name, pinned, err));
     uint32_t max = store->limits.max_loaded, staying = count_staying(store);
     if (max > 0 && staying + count_reserved(store, false) >= max)
         return hr_fail(err, HR_ERR_LIMIT,
@@ -475,16 +481,18 @@ hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char 
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
     reservation->streamed = true;
     pthread_mutex_lock(&store->lock);
-    bool published = find_published(store, name) != NULL;
+    const hr_adapter_version *published = find_published(store, name);
     hr_status status = HR_OK;
-    if (!published && path == NULL)
+    if (published != NULL)
+        status = check_pin(store, name, pinned && !published->pinned, err);
+    else if (path == NULL)
         status = check_free_place(store, name, err);
-    if (!published && status == HR_OK)
+    if (published == NULL && status == HR_OK)
         status = check_reservation(store, name, pinned, err);
-    if (!published && status == HR_OK)
+    if (published == NULL && status == HR_OK)
         link_reservation(store, reservation);
     pthread_mutex_unlock(&store->lock);
-    if (published || status != HR_OK) {
+    if (published != NULL || status != HR_OK) {
         reservation_free(store, reservation);
         reservation = NULL;
     }
@@ -609,8 +617,21 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
     return id;
 }
 
+/* A name that gave way, or was unloaded, since it was registered needs a place again. */
+static hr_status check_places(hr_adapter_store *store, const hr_adapter_publication *items,
+                              size_t n, hr_error *err) {
+    hr_status status = HR_OK;
+    pthread_mutex_lock(&store->lock);
+    for (size_t i = 0; i < n && status == HR_OK; i++)
+        if (items[i].reservation == NULL && find_published(store, items[i].name) == NULL)
+            status = check_place(store, items[i].name, items[i].pinned, err);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
 hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n,
                                    hr_error *err) {
+    HR_TRY(check_places(store, items, n, err));
     for (size_t i = 0; i < n; i++)
         items[i].version = NULL;
     for (size_t i = 0; i < n; i++) {

@@ -860,6 +860,15 @@ static void a_version_must_be_a_version(void **state) {
     char now[300];
     hr_loop_weight_version(s.loop, now, sizeof now);
     assert_string_equal(now, text);
+    waiter *w = start_request(&s, "w", NULL); /* the same version again makes no new span */
+    wait_running(&s, 1, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(
+            hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = text}, NULL), HR_OK);
+    w->slow_us = 0;
+    waiter_wait(w);
+    assert_int_equal(w->c.n_spans, 1);
+    end_undisturbed(w, &s);
     hr_loop_drain(s.loop, 0);
     assert_int_equal(
         hr_loop_change_apply(s.loop, &(hr_loop_change){.weight_version = "late"}, NULL),

@@ -461,6 +461,30 @@ static void what_came_by_stream_never_gives_way(void **state) {
     hr_adapter_lease evicted = {0};
     assert_int_equal(hr_adapter_store_acquire(store, "b", &evicted, &err), HR_ERR_ADAPTER_UNKNOWN);
     assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_EVICTED);
+    hr_adapter_publication y = {.name = "y", .payload = {&p[0], destroy_payload, 1, 1}};
+    payload z = {0};
+    hr_adapter_store_unload(store, "c", NULL);
+    hr_adapter_publication w = item(store, "w", NULL, &z);
+    assert_int_equal(hr_adapter_store_prepare(store, &y, 1, &err),
+                     HR_ERR_LIMIT); /* lost its place */
+    hr_adapter_store_cancel(store, w.reservation);
+    hr_adapter_store_destroy(store);
+}
+
+static void an_upsert_pins_no_more_than_a_load_may(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 2);
+    payload p[2] = {{0}};
+    load(store, "a", true, &p[0]);
+    load(store, "b", false, &p[1]);
+    hr_error err;
+    hr_adapter_reservation *none = NULL;
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "b", NULL, true, &none, &err),
+                     HR_ERR_LIMIT);
+    assert_non_null(strstr(err.message, "pin"));
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "a", NULL, true, &none, &err),
+                     HR_OK); /* pinned already */
+    assert_null(none);
     hr_adapter_store_destroy(store);
 }
 
@@ -680,6 +704,7 @@ int main(void) {
         cmocka_unit_test(a_registered_name_is_unknown_until_it_is_published),
         cmocka_unit_test(names_change_together_and_old_versions_live_while_leased),
         cmocka_unit_test(what_came_by_stream_never_gives_way),
+        cmocka_unit_test(an_upsert_pins_no_more_than_a_load_may),
         cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
         cmocka_unit_test(a_stream_that_overtakes_a_recall_wins),
         cmocka_unit_test(with_a_sweeper_nothing_is_freed_where_it_dies),
