@@ -79,9 +79,9 @@ MUTATIONS = [
     (W + "stash.c", "        parcel->release(parcel->owner);", "        ;"),
     (W + "receiver_update.c", "    hr_turn_roll_back(receiver, &cause);\n    if (err != NULL)\n        *err = cause;\n    return status;\n}\n\nhr_status hr_update_publish",
      "    if (err != NULL)\n        *err = cause;\n    return status;\n}\n\nhr_status hr_update_publish"),
-    (W + "receiver_update.c", "        if (status != HR_ERR_TIMEOUT || !keep_after_timeout)\n            hr_turn_roll_back",
+    (W + "receiver_update.c", "        if (!keep_prepared)\n            hr_turn_roll_back",
      "        if (false)\n            hr_turn_roll_back"),
-    (W + "receiver_update.c", "        if (status != HR_ERR_TIMEOUT || !keep_after_timeout)\n", ""),
+    (W + "receiver_update.c", "        if (!keep_prepared)\n", ""),
     (W + "receiver_load.c", "        hr_update_undo(receiver, &made);", "        ;"),
     # ---- one session at a time, and the right one ----
     (W + "turn.c", "    if (session != NULL && (id == NULL || strcmp(session->id, id) == 0))", "    if (session != NULL)"),

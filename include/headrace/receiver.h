@@ -266,7 +266,8 @@ hr_status hr_receiver_prepare(hr_receiver *receiver, const hr_end_options *optio
 
 /* Publishes a prepared session. Of one that is published already it gives the receipt again, so it
  * can be repeated until an answer arrives (the last 64 sessions are remembered). A publish that
- * timed out leaves the session prepared. HR_ERR_SESSION when it was rolled back or is unknown. */
+ * failed, or timed out, leaves the session prepared: commit again, or abort. HR_ERR_SESSION when it
+ * was rolled back or is unknown. */
 hr_status hr_receiver_commit(hr_receiver *receiver, const char *session_id, hr_receipt **receipt,
                              hr_error *err);
 

@@ -139,13 +139,13 @@ hr_status hr_update_prepare(hr_receiver *receiver, const hr_end_options *options
     return status;
 }
 
-hr_status hr_update_publish(hr_receiver *receiver, bool keep_after_timeout, hr_receipt **reply,
+hr_status hr_update_publish(hr_receiver *receiver, bool keep_prepared, hr_receipt **reply,
                             hr_error *err) {
     hr_session *session = receiver->session;
     hr_error cause;
     hr_status status = hr_session_publish(session, &cause);
     if (status != HR_OK) {
-        if (status != HR_ERR_TIMEOUT || !keep_after_timeout)
+        if (!keep_prepared)
             hr_turn_roll_back(receiver, &cause);
         if (err != NULL)
             *err = cause;

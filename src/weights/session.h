@@ -78,8 +78,8 @@ hr_status hr_session_take(hr_session *session, const hr_bucket *bucket, bool *ke
  * follow. */
 hr_status hr_session_prepare(hr_session *session, const hr_end_options *options, hr_error *err);
 
-/* Of a prepared session. HR_ERR_TIMEOUT leaves it as it is; after another failure only roll_back
- * may follow. On success receipt and reply say so, and free is what is left to do. */
+/* Of a prepared session; after a failure it is as it was and may be published again, or rolled back.
+ * On success receipt and reply say so, and free is what is left to do. */
 hr_status hr_session_publish(hr_session *session, hr_error *err);
 
 /* Undoes everything: discards what was built, abandons the base, forgets the names that waited for

@@ -209,7 +209,7 @@ static hr_status call(trial *t, size_t step) {
 static bool can_be_repeated(const trial *t, size_t step) {
     step_kind kind = t->push.steps[step].kind;
     return kind == STEP_REGISTER || kind == STEP_BEGIN || kind == STEP_BUCKET ||
-           kind == STEP_VERSION || (kind == STEP_COMMIT && t->fault == FAULT_PUBLISH_LATE);
+           kind == STEP_VERSION || kind == STEP_COMMIT;
 }
 
 static bool is_repeated(const trial *t) {
@@ -613,6 +613,20 @@ static void a_fleet_killed_between_commits_is_driven_to_the_version(void **state
     }
 }
 
+static void a_fleet_of_which_one_fails_to_commit_is_driven_to_the_version(void **state) {
+    (void)state;
+    fleet f = {0};
+    fleet_open(&f);
+    assert_int_equal(fleet_prepare(&f), HR_OK);
+    assert_int_equal(fleet_commit(&f, 0), HR_OK);
+    fake_sink_fail(&f.engines[1].sink, 0, HR_ERR_NO_MEMORY, true);
+    assert_int_equal(fleet_commit(&f, 1), HR_ERR_NO_MEMORY);
+    for (size_t k = 0; k < FLEET; k++)
+        assert_int_equal(fleet_commit(&f, k), HR_OK);
+    assert_true(fleet_sees(&f, f.after));
+    fleet_close(&f);
+}
+
 static void a_fleet_of_which_one_cannot_prepare_is_rolled_back(void **state) {
     (void)state;
     for (size_t bad = 0; bad < FLEET; bad++) {
@@ -761,6 +775,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_call_waits_for_the_one_before_and_says_so),
         cmocka_unit_test(a_fleet_commits_after_all_are_prepared),
         cmocka_unit_test(a_fleet_killed_between_commits_is_driven_to_the_version),
+        cmocka_unit_test(a_fleet_of_which_one_fails_to_commit_is_driven_to_the_version),
         cmocka_unit_test(a_fleet_of_which_one_cannot_prepare_is_rolled_back),
         cmocka_unit_test(prepared_engines_of_a_dead_trainer_go_back),
         cmocka_unit_test(random_schedules_of_two_trainers),
