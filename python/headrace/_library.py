@@ -11,6 +11,7 @@ import pathlib
 import struct
 from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64
 from ctypes import c_void_p
+from typing import Any
 
 MAX_DIMS = 8
 # hr_tensor: name, dtype, ndim, shape[8], data, bytes
@@ -125,7 +126,7 @@ def text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def fill_error(error, status: int, message: str) -> int:
+def fill_error(error: Any, status: int, message: str) -> int:
     """What a callback that fails hands to the library; returns the status."""
     error[0].status = status
     error[0].message = message.encode()[:1023].decode("utf-8", "ignore").encode()

@@ -41,7 +41,7 @@ class PublishCallback(TrainerCallback):
                  on_push: Callable[[Receipt], None] | None = None) -> None:
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: at least 1 step, or None for every save")
-        self.publisher = publisher
+        self.publisher: Publisher | str | Sequence[str] = publisher
         self.adapter = adapter
         self.every = every
         self.peft_adapter = peft_adapter
@@ -54,7 +54,7 @@ class PublishCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                        **kwargs: Any) -> None:
         """The state that training starts from, so that engines know the name before the first step."""
-        self._connect(args.world_size)
+        self.publisher = self._connect(args.world_size)
         self._pushed_step = None
         self._push(state, kwargs["model"])
 
@@ -71,21 +71,24 @@ class PublishCallback(TrainerCallback):
                      **kwargs: Any) -> None:
         self._push(state, kwargs["model"])
 
-    def _connect(self, processes: int) -> None:
+    def _connect(self, processes: int) -> Publisher:
         if not isinstance(self.publisher, Publisher):
             group = None
             if processes > 1:
                 import torch.distributed
 
                 group = torch.distributed.group.WORLD
-            self.publisher = Publisher(self.publisher, group=group)
-        elif processes > 1 and self.publisher.ranks != processes:
+            return Publisher(self.publisher, group=group)
+        if processes > 1 and self.publisher.ranks != processes:
             raise ValueError(f"{processes} processes train together, but the publisher is one of "
-                             f"{self.publisher.ranks}: make it with group=torch.distributed.group.WORLD, or give the engines' URLs instead")
+                             f"{self.publisher.ranks}: make it with group=torch.distributed.group.WORLD, or give the "
+                             "engines' URLs instead")
+        return self.publisher
 
     def _push(self, state: TrainerState, model: Any) -> None:
         if self._pushed_step == state.global_step:
             return
+        assert isinstance(self.publisher, Publisher)  # since on_train_begin
         source = Adapter(model, pinned=self.pinned, peft_adapter=self.peft_adapter)
         self.receipt = self.publisher.push(adapters={self.adapter: source}, version=self.version(state.global_step))
         self._pushed_step = state.global_step

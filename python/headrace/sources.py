@@ -271,6 +271,7 @@ def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
             if not (type(tensor) in torch.plain and tensor.is_cpu and tensor.layout is torch.strided
                     and tensor.is_contiguous() and tensor.dtype in torch.dtypes and not tensor.is_neg()):
                 tensor = torch.host(name, tensor)
+                nbytes = tensor.nbytes
             address, dtype, shape = tensor.data_ptr(), torch.dtypes[tensor.dtype], tuple(tensor.shape)
         if len(shape) > _library.MAX_DIMS:
             raise ValueError(f"{name}: {len(shape)} dimensions; at most {_library.MAX_DIMS} can be pushed")

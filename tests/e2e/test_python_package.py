@@ -384,47 +384,58 @@ def test_options_that_are_refused():
 
 # ---- several trainer processes ----
 
-def ranks(case, tiny_dir, engines, size=2):
-    port = free_port()
+@pytest.fixture(scope="module")
+def ranks(tiny_dir):
+    """Two trainer processes; called with a case and engines it gives the outcome of each."""
+    port = str(free_port())
     programs = [subprocess.Popen(
-        [sys.executable, str(trainer_package.ROOT / "tests/e2e/trainer_ranks.py"), case, str(tiny_dir),
-         *[engine.url for engine in engines]],
-        env=trainer_package.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT=str(port)),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(size)]
-    outcomes = []
+        [sys.executable, str(trainer_package.ROOT / "tests/e2e/trainer_ranks.py"), str(tiny_dir)], text=True,
+        env=trainer_package.environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE) for rank in range(2)]
+
+    def push(case, *engines):
+        for program in programs:
+            program.stdin.write(" ".join([case, *(engine.url for engine in engines)]) + "\n")
+            program.stdin.flush()
+        return [json.loads(next(line for line in program.stdout if line.startswith("{"))) for program in programs]
+    yield push
     for program in programs:
-        out, error = program.communicate(timeout=120)
-        assert program.returncode == 0, error
-        outcomes.append(json.loads(out.splitlines()[-1]))
-    return outcomes
+        program.stdin.close()
+        assert program.wait(60) == 0
 
 
-@pytest.mark.parametrize("case", ["stages", "replicas", "one has nothing"])
-def test_processes_publish_as_one(clean, second, tiny_dir, case):
-    outcomes = ranks(case, tiny_dir, [clean, second])
-    assert [outcome["tensors"] for outcome in outcomes] == [TENSORS] * 2, outcomes
+@pytest.mark.parametrize("case", ["stages", "replicas", "sharded", "nothing", "one-unchanged"])
+def test_processes_publish_as_one(clean, second, tiny_dir, ranks, case):
+    outcomes = ranks(case, clean, second)
+    assert [(outcome.get("tensors"), outcome.get("rank"), outcome.get("ranks")) for outcome in outcomes] == [
+        (TENSORS, 0, 2), (TENSORS, 1, 2)], outcomes
     assert sum(outcome["sent"] for outcome in outcomes) == TENSORS
     assert len({outcome["xxh3"] for outcome in outcomes}) == 1
     learner = Learner(tiny_dir).step()
     assert_serves(clean, learner, "shared")
     assert bits(clean, learner, "shared") == bits(second, learner, "shared")
-    assert clean.get("/model_info").json()["weight_version"] == "ranks-1"
+    assert clean.get("/model_info").json()["weight_version"] == case
     second.unload("shared")
 
 
-def test_replicas_that_differ_are_refused_on_every_rank(clean, tiny_dir):
-    outcomes = ranks("diverged", tiny_dir, [clean])
-    assert [outcome["status"] for outcome in outcomes] == ["ERR_DIGEST"] * 2, outcomes
-    assert all("lora_" in outcome["message"] and "0" in outcome["message"] for outcome in outcomes)
+def test_replicas_that_differ_are_refused_on_every_rank(clean, ranks):
+    outcomes = ranks("diverged", clean)
+    assert [outcome.get("status") for outcome in outcomes] == ["ERR_DIGEST"] * 2, outcomes
+    for outcome in outcomes:
+        assert "lora_" in outcome["message"] and "rank" in outcome["message"], outcome
     assert names(clean) == set()
 
 
-def test_a_failure_of_one_rank_reaches_all(clean, tiny_dir):
-    outcomes = ranks("failing", tiny_dir, [clean])
-    assert all("error" in outcome and outcome["seconds"] < 30 for outcome in outcomes), outcomes
-    assert "broken" in outcomes[0]["message"]
+@pytest.mark.parametrize("case", ["no-tensor", "fails-late"])
+def test_a_failure_of_one_rank_reaches_all(clean, ranks, case):
+    """With its cause, in bounded time, and the next push works."""
+    outcomes = ranks(case, clean)
+    assert [outcome.get("error") for outcome in outcomes] == ["HeadraceError", "TypeError"], outcomes
+    assert all("broken" in outcome["message"] and outcome["seconds"] < 30 for outcome in outcomes), outcomes
     assert names(clean) == set()
+    assert [outcome.get("tensors") for outcome in ranks("stages", clean)] == [TENSORS] * 2
 
 
-def test_all_ranks_must_say_unchanged(clean, tiny_dir):
-    assert [outcome["skipped"] for outcome in ranks("unchanged", tiny_dir, [clean])] == [True, True]
+def test_nothing_is_sent_when_all_ranks_say_unchanged(clean, ranks):
+    assert [outcome.get("skipped") for outcome in ranks("unchanged", clean)] == [True, True]
+    assert names(clean) == set()
