@@ -80,6 +80,7 @@ check-kernels: system
 nightly: parity bench check-kernels
 	HEADRACE_LATE_SECONDS=8 $(SHARED_ENV) $(PYTHON) -m pytest tests/e2e/test_payload_probe.py -q
 	build/tests/sim/test_scheduler_sim 1000
+	build/tests/sim/test_session_sim 10000
 	tools/fuzz 600
 
 format:

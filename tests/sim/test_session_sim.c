@@ -8,7 +8,7 @@
  * After every call requests must see wholly the old or wholly the new weights, the right one of the
  * two; nothing may be left over; and the next full push must work.
  * Then the same at random, with two trainers, and with a fleet of two engines.
- * Argument: number of random runs (default 200). */
+ * Argument: number of random runs (default 200; nightly 10000). */
 #include "fake_trainer.h"
 
 #include <pthread.h>

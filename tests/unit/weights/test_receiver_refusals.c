@@ -201,6 +201,56 @@ static void empty_and_overlong_things_are_refused(void **state) {
     fixture_close(&f);
 }
 
+static void what_a_call_may_ask_for_is_bounded(void **state) {
+    (void)state;
+    enum { LARGE = (1 << 20) + 1 };
+    fixture f;
+    fixture_open(&f);
+    char *large = malloc(LARGE + 1);
+    memset(large, ' ', LARGE);
+    large[LARGE] = '\0';
+    f.memory.most = 0;
+    assert_int_equal(fixture_register(&f, "x", large, false), HR_ERR_LIMIT);
+    hr_registration far = {.name = "x", .config = config, .config_len = 7, .path = large};
+    assert_int_equal(hr_receiver_register(f.receiver, &far, NULL, NULL), HR_ERR_LIMIT);
+    hr_session_options begin = {.session_id = "s", .lease_ms = UINT64_MAX};
+    char id[HR_SESSION_ID_SIZE];
+    assert_int_equal(hr_receiver_begin(f.receiver, &begin, id, NULL), HR_ERR_LIMIT);
+    static const char *const no_names[1];
+    begin = (hr_session_options){.adapters = no_names, .n_adapters = LARGE};
+    assert_int_equal(hr_receiver_begin(f.receiver, &begin, id, NULL), HR_ERR_LIMIT);
+    assert_int_equal(fixture_begin(&f, true), HR_OK);
+    hr_tensor tensor = fixture_tensor("layers.0.weight", "x");
+    hr_bucket bucket = {.tensors = &tensor, .n = LARGE};
+    assert_int_equal(hr_receiver_bucket(f.receiver, &bucket, NULL), HR_ERR_LIMIT);
+    bucket = (hr_bucket){.tensors = &tensor, .n = 1, .stream = large};
+    assert_int_equal(hr_receiver_bucket(f.receiver, &bucket, NULL), HR_ERR_LIMIT);
+    assert_true(f.memory.most < 4096);
+    free(large);
+    fixture_close(&f);
+}
+
+static void a_receiver_without_memory_is_not_made(void **state) {
+    (void)state;
+    fake_memory memory = {.countdown = 0};
+    fake_sink sink;
+    fake_sink_init(&sink);
+    hr_receiver_sink ops = fake_sink_ops(&sink);
+    hr_receiver_options options = {
+        .alloc = fake_memory_alloc, .free = fake_memory_free, .alloc_self = &memory};
+    hr_receiver *receiver = NULL;
+    assert_int_equal(hr_receiver_create(&options, &ops, &receiver, NULL), HR_ERR_NO_MEMORY);
+    assert_null(receiver);
+    /* by default memory and time are the system's */
+    options = (hr_receiver_options){.instance = NULL};
+    assert_int_equal(hr_receiver_create(&options, &ops, &receiver, NULL), HR_OK);
+    hr_receiver_status status;
+    hr_receiver_status_get(receiver, &status);
+    assert_int_equal(status.state, HR_SESSION_IDLE);
+    hr_receiver_destroy(receiver);
+    hr_receiver_destroy(NULL);
+}
+
 static void at_the_cap_a_new_name_is_refused_but_not_an_old_one(void **state) {
     (void)state;
     fixture f;
@@ -277,6 +327,7 @@ static void an_id_is_used_once(void **state) {
     assert_int_equal(fixture_begin_for(&f, "s", true, NULL), HR_OK);
     assert_int_equal(fixture_begin_for(&f, "s", true, NULL), HR_OK); /* the reply was lost */
     assert_int_equal(fixture_begin_for(&f, "s", false, NULL), HR_ERR_SESSION);
+    assert_int_equal(fixture_begin_for(&f, "s", true, "x"), HR_ERR_SESSION);
     assert_int_equal(fixture_send(&f, "layers.0.weight", "new"), HR_OK);
     assert_int_equal(fixture_begin_for(&f, "s", true, NULL), HR_ERR_SESSION);
     assert_int_equal(fixture_end(&f, NULL), HR_OK);
@@ -399,6 +450,43 @@ static void a_bucket_outside_a_session_is_one_of_its_own(void **state) {
     fixture_close(&f);
 }
 
+static void a_bucket_outside_a_session_may_have_a_manifest_of_base_tensors(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    (void)fixture_publish(&f, "x", "old");
+    (void)fixture_publish(&f, "y", "old");
+    hr_tensor tensors[5] = {
+        fixture_tensor("layers.0.weight", "new"), fixture_tensor("x:q.lora_A.weight", "new"),
+        fixture_tensor("y:q.lora_A.weight", "new"), fixture_tensor("x:q.lora_B.weight", "new"),
+        fixture_tensor("y:q.lora_B.weight", "new")};
+    listed lists[5];
+    hr_manifest_entry entries[5];
+    for (size_t i = 0; i < 5; i++) {
+        list(&lists[i], tensors[i].name, "new");
+        entries[i] = lists[i].entry;
+    }
+    hr_manifest manifest = {.entries = entries, .n = 5, .covers_base = true};
+    hr_bucket bucket = {.tensors = tensors, .n = 5};
+    hr_end_options end = {.manifest = &manifest};
+    assert_int_equal(hr_receiver_apply(f.receiver, NULL, &bucket, &end, NULL, NULL), HR_OK);
+    entries[0].sha256 = "0000000000000000000000000000000000000000000000000000000000000000";
+    assert_int_equal(hr_receiver_apply(f.receiver, NULL, &bucket, &end, NULL, NULL), HR_ERR_DIGEST);
+    for (int64_t nth = 0;; nth++) { /* and every allocation of it may fail */
+        uint64_t x = fake_sink_id(&f.sink, "x");
+        entries[0].sha256 = lists[0].sha256;
+        f.memory.failed = false;
+        f.memory.countdown = nth;
+        hr_status status = hr_receiver_apply(f.receiver, NULL, &bucket, &end, NULL, &f.err);
+        f.memory.countdown = -1;
+        assert_int_equal(status, f.memory.failed ? HR_ERR_NO_MEMORY : HR_OK);
+        assert_int_equal(fake_sink_id(&f.sink, "x") == x, f.memory.failed);
+        if (status == HR_OK)
+            break;
+    }
+    fixture_close(&f);
+}
+
 static void without_a_session_nothing_is_taken(void **state) {
     (void)state;
     fixture f;
@@ -439,6 +527,8 @@ int main(void) {
         cmocka_unit_test(sha256_of_base_tensors_is_there_when_the_session_began_with_audit),
         cmocka_unit_test(a_session_holds_no_more_than_it_may_and_asks_for_no_more),
         cmocka_unit_test(empty_and_overlong_things_are_refused),
+        cmocka_unit_test(what_a_call_may_ask_for_is_bounded),
+        cmocka_unit_test(a_receiver_without_memory_is_not_made),
         cmocka_unit_test(at_the_cap_a_new_name_is_refused_but_not_an_old_one),
         cmocka_unit_test(each_stream_is_counted_from_zero),
         cmocka_unit_test(a_type_is_part_of_a_buckets_contents),
@@ -448,6 +538,7 @@ int main(void) {
         cmocka_unit_test(a_load_of_a_published_name_may_be_refused),
         cmocka_unit_test(a_load_brings_its_own_adapter_only),
         cmocka_unit_test(a_bucket_outside_a_session_is_one_of_its_own),
+        cmocka_unit_test(a_bucket_outside_a_session_may_have_a_manifest_of_base_tensors),
         cmocka_unit_test(without_a_session_nothing_is_taken),
         cmocka_unit_test(every_base_weight_must_come_when_that_is_asked_for),
     };
