@@ -11,8 +11,8 @@
  * always; SHA-256 where a manifest or an audit asks for it.
  *
  * Every function is thread-safe. Calls that change the session run one after the other; a caller
- * waits for the one before at most its timeout, and is told whom it waited for. The sink is called
- * by one thread at a time. */
+ * waits for the one before at most its timeout (a minute where it has none), and is told whom it
+ * waited for (HR_ERR_TIMEOUT). The sink is called by one thread at a time. */
 #ifndef HEADRACE_RECEIVER_H
 #define HEADRACE_RECEIVER_H
 
@@ -125,9 +125,9 @@ bool hr_receiver_expire(hr_receiver *receiver);
 /* Registers an adapter, or gives a registered one a new config: its next stream must bring the
  * whole adapter under that config, and which tensors earlier streams had is forgotten. A published
  * one serves its old version until commit. *pending: the name waits for commit (defer_publish).
- * Refused while a session streams that very name. HR_ERR_INVALID, HR_ERR_ADAPTER_CONFIG,
- * HR_ERR_LIMIT
- * ("max-loaded-loras"), HR_ERR_ADAPTER_EXISTS (defer_publish on a name that is not new). */
+ * HR_ERR_BUSY (a session holds tensors of that very name, or it waits for commit), HR_ERR_INVALID,
+ * HR_ERR_ADAPTER_CONFIG, HR_ERR_LIMIT ("max-loaded-loras"), HR_ERR_ADAPTER_EXISTS (defer_publish on
+ * a name that is not new). */
 hr_status hr_receiver_register(hr_receiver *receiver, const hr_registration *registration,
                                bool *pending, hr_error *err);
 
@@ -155,7 +155,9 @@ typedef struct hr_session_options {
 } hr_session_options;
 
 /* Opens a session; *session_id gets its id. The same id again while it is open and empty is the
- * same session (a lost reply). HR_ERR_SESSION: "already open", naming it. */
+ * same session (a lost reply). HR_ERR_SESSION ("already open", naming it; or the id was used by one
+ * that has ended), HR_ERR_ADAPTER_UNKNOWN (a declared name that is not registered),
+ * HR_ERR_INVALID. */
 hr_status hr_receiver_begin(hr_receiver *receiver, const hr_session_options *options,
                             char session_id[HR_SESSION_ID_SIZE], hr_error *err);
 
@@ -179,7 +181,9 @@ typedef struct hr_bucket {
  * without an owner again. Refusals name the tensor; the session stays open after them.
  * HR_ERR_SESSION (none open, another id, prepared already), HR_ERR_ADAPTER_UNKNOWN (not registered
  * or not declared), HR_ERR_INVALID (a lora_A/lora_B name without adapter, a tensor twice, an empty
- * bucket), HR_ERR_LIMIT, and what the sink says about base tensors. */
+ * bucket, an index that is not next; flush_cache, abort_all_requests or weight_version in a session
+ * without sync_base for which a deferred name waits), HR_ERR_DIGEST (a bucket came again with other
+ * contents), HR_ERR_LIMIT, and what the sink says about base tensors. */
 hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_error *err);
 
 /* What must have come. Names as in buckets, with the adapter's prefix. */
@@ -192,8 +196,8 @@ typedef struct hr_manifest_entry {
 typedef struct hr_manifest {
     const hr_manifest_entry *entries;
     size_t n;
-    bool
-        covers_base; /* the base tensors listed are all there may be; false: others may have come */
+    /* The base tensors listed are all there may be; false: others may have come. */
+    bool covers_base;
 } hr_manifest;
 
 typedef struct hr_end_options {
@@ -282,7 +286,10 @@ hr_status hr_receiver_end(hr_receiver *receiver, const hr_end_options *options,
                           hr_receipt **receipt, hr_error *err);
 
 /* One bucket as a session of its own: register (when there is a registration), begin, bucket, end.
- * bucket->session_id is the id of this session. HR_ERR_SESSION while another one is open. */
+ * bucket->session_id is the id of this session; the same bucket under it again gives the receipt
+ * again. A failure leaves the registration as it was before. With a registration only tensors of
+ * that adapter may come; without one base tensors and any registered adapters may. HR_ERR_SESSION
+ * while another one is open; HR_ERR_INVALID with defer_publish. */
 hr_status hr_receiver_apply(hr_receiver *receiver, const hr_registration *registration,
                             const hr_bucket *bucket, const hr_end_options *options,
                             hr_receipt **receipt, hr_error *err);
