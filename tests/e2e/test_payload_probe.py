@@ -189,7 +189,7 @@ def test_shared_memory_stays_flat(engine, adapter):
 
     before = objects()
     tensors = load_file(adapter / "adapter_model.safetensors")
-    for _ in range(20):
+    for _ in range(8):
         shared = {key: tensor.clone() for key, tensor in tensors.items()}
         payload = forms.forked(shared)
         assert len(objects()) == len(before) + len(tensors)
