@@ -480,6 +480,130 @@ static void the_weights_checker_finds_what_changed(void **state) {
     close_engine(engine);
 }
 
+/* ---- everything at once ---- */
+
+enum { N_CLIENTS = 3, N_ASKED = 40, N_PUSHES = 60 };
+
+/* A version is named by the weights it has: "x1b0" is adapter 1 on base 0, each halved when 1. */
+static void name_version(char text[8], uint32_t adapter, uint32_t base) {
+    snprintf(text, 8, "x%ub%u", adapter, base);
+}
+
+typedef struct client {
+    hr_engine *engine;
+    uint32_t index, n_whole, n_mixed, n_refused;
+    const asked *of_adapter; /* [adapter * 2 + base]: what each version answers */
+    const asked *of_base;    /* [base] */
+} client;
+
+/* One version made all of it: then it has the bits of that version. A request of the base alone is
+ * not changed by a new adapter. */
+static void check_answer(client *me, const asked *a) {
+    bool of_adapter = a->params.lora_name != NULL;
+    const char *version = a->spans[0].version;
+    bool mixed = false;
+    for (size_t i = 1; i < a->finish.n_spans; i++)
+        mixed = mixed || of_adapter || a->spans[i].version[3] != version[3];
+    if (mixed) { /* it was paused in between */
+        me->n_mixed++;
+        return;
+    }
+    uint32_t base = (uint32_t)(version[3] - '0'), adapter = (uint32_t)(version[1] - '0');
+    const asked *wanted = of_adapter ? &me->of_adapter[adapter * 2 + base] : &me->of_base[base];
+    HR_ASSERT(same(wanted, a));
+    me->n_whole++;
+}
+
+static void *client_main(void *arg) {
+    client *me = arg;
+    asked *a = malloc(sizeof *a);
+    HR_ASSERT(a != NULL);
+    for (uint32_t i = 0; i < N_ASKED; i++) {
+        ask(a, 0, 40, 20, i % 3 == 0 ? NULL : "x");
+        snprintf(a->rid, sizeof a->rid, "%u-%u", me->index, i);
+        hr_status status = hr_engine_submit(me->engine, &a->params, NULL);
+        HR_ASSERT(status == HR_OK || status == HR_ERR_ADAPTER_UNKNOWN);
+        if (status == HR_OK) {
+            wait_for(a);
+            HR_ASSERT(a->finish.type == HR_FINISH_LENGTH ||
+                      a->finish.status == HR_ERR_ADAPTER_UNKNOWN);
+        }
+        if (status == HR_OK && a->finish.type == HR_FINISH_LENGTH)
+            check_answer(me, a);
+        else
+            me->n_refused++;
+    }
+    free(a);
+    return NULL;
+}
+
+/* One session: the adapter, and the base when it changes. */
+static void push_both(hr_engine *engine, uint32_t adapter, uint32_t base, bool with_base) {
+    char version[8];
+    hr_error err = {0};
+    name_version(version, adapter, base);
+    weights w = adapter_weights("x:", adapter ? 0.5f : 1);
+    if (with_base) {
+        weights b = base_weights(base ? 0.5f : 1);
+        w.items = realloc(w.items, (w.n + b.n) * sizeof *w.items);
+        assert_non_null(w.items);
+        memcpy(w.items + w.n, b.items, b.n * sizeof *w.items);
+        w.n += b.n;
+        free(b.items);
+    }
+    ok(push(engine, &w, &(hr_end_options){.weight_version = version}, &err), &err);
+    weights_free(&w);
+}
+
+static void run_version(hr_engine *engine, asked *a, const char *lora) {
+    ask(a, 0, 40, 20, lora);
+    submit(engine, a);
+    wait_for(a);
+}
+
+static void everything_at_once_gives_each_request_its_version(void **state) {
+    (void)state;
+    static asked of_adapter[4], of_base[2];
+    hr_engine *engine = open_engine(model_dir);
+    hr_error err = {0};
+    register_name(engine, "x");
+    for (uint32_t v = 0; v < 4; v++) {
+        push_both(engine, v / 2, v % 2, true);
+        run_version(engine, &of_adapter[v], "x");
+        run_version(engine, &of_base[v % 2], NULL);
+    }
+    pthread_t threads[N_CLIENTS];
+    client clients[N_CLIENTS];
+    for (uint32_t i = 0; i < N_CLIENTS; i++) {
+        clients[i] =
+            (client){.engine = engine, .index = i, .of_adapter = of_adapter, .of_base = of_base};
+        assert_int_equal(pthread_create(&threads[i], NULL, client_main, &clients[i]), 0);
+    }
+    uint32_t base = 1;
+    for (uint32_t i = 0; i < N_PUSHES; i++) {
+        bool with_base = i % 4 == 3;
+        base ^= with_base;
+        if (i % 7 == 6)
+            ok(hr_engine_pause(engine, i % 2 ? HR_PAUSE_RETRACT : HR_PAUSE_IN_PLACE, 30000, &err),
+               &err);
+        if (i % 11 == 10) {
+            ok(hr_engine_unload_adapter(engine, "x", &err), &err);
+            register_name(engine, "x");
+        }
+        push_both(engine, i % 2, base, with_base);
+        hr_engine_continue(engine);
+    }
+    uint32_t whole = 0, ended = 0;
+    for (uint32_t i = 0; i < N_CLIENTS; i++) {
+        pthread_join(threads[i], NULL);
+        whole += clients[i].n_whole;
+        ended += clients[i].n_whole + clients[i].n_mixed + clients[i].n_refused;
+    }
+    assert_int_equal(ended, N_CLIENTS * N_ASKED);
+    assert_true(whole > N_CLIENTS * N_ASKED / 4);
+    close_engine(engine);
+}
+
 /* ---- in place: the sink without an engine around it ---- */
 
 static void no_step(void *self, const hr_view *view, hr_logits_fn on_logits, void *ctx) {
@@ -668,6 +792,7 @@ int main(void) {
         cmocka_unit_test(a_directory_replaces_all_base_weights_or_none),
         cmocka_unit_test(memory_comes_back_and_weights_must_come_again),
         cmocka_unit_test(the_weights_checker_finds_what_changed),
+        cmocka_unit_test(everything_at_once_gives_each_request_its_version),
         cmocka_unit_test(in_place_a_failure_is_unservable_until_all_weights_came),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
