@@ -42,6 +42,12 @@ static void print_help(const push_flags *f) {
 
 static hr_status check(const push_flags *f, hr_error *err) {
     bool sends = f->adapters.n > 0 || f->base != NULL;
+    for (size_t i = 0; i < f->adapters.n; i++) {
+        char *name = NULL;
+        const char *dir = NULL;
+        HR_TRY(hr_cli_adapter(f->adapters.items[i], &name, &dir, err));
+        free(name);
+    }
     if (f->resume != NULL && (sends || f->session != NULL))
         return hr_fail(err, HR_ERR_INVALID,
                        "--resume sends no weights: leave --adapter, --base and --session-id away");
@@ -89,7 +95,7 @@ int hr_command_push(int argc, char **argv) {
         code = hr_exit_error(HR_EXIT_USAGE, &err);
     } else if (help) {
         print_help(f);
-    } else if (check(f, &err) != HR_OK || hr_publishing_open(&f->publishing, &err) != HR_OK) {
+    } else if (hr_publishing_open(&f->publishing, &err) != HR_OK || check(f, &err) != HR_OK) {
         code = hr_exit_error(HR_EXIT_USAGE, &err);
     } else if (run(f, &err) != HR_OK) {
         bool partial = hr_publishing_is_partial(&f->publishing);

@@ -26,6 +26,7 @@ typedef struct hr_step {
     hr_buf path, text;
     const char *content_type; /* NULL: JSON */
     hr_http_body body;        /* instead of text when its read is not NULL */
+    bool once;                /* the engine cannot be asked twice */
     void *body_state;         /* what body.self needs beside the request; freed with free() */
 } hr_step;
 

@@ -31,6 +31,8 @@ typedef struct hr_http_call {
     const char *text;         /* a body in one piece; NULL: none, or */
     size_t text_len;
     hr_http_body body; /* this one, when its read is not NULL */
+    bool once; /* on a new connection: a kept one that the engine has closed is otherwise replaced
+                  and the call sent again, though the engine may have taken it */
 
     /* Filled by the run. HR_OK: an answer came, whatever it says. HR_ERR_TIMEOUT, HR_ERR_PEER,
      * HR_ERR_LIMIT (a reply over HR_HTTP_MAX_REPLY), HR_ERR_CANCELLED, HR_ERR_NO_MEMORY. */

@@ -122,6 +122,7 @@ static void clear_step(hr_step *step) {
     step->body_state = NULL;
     step->body = (hr_http_body){0};
     step->content_type = NULL;
+    step->once = false;
 }
 
 /* Of the last call that had one. One that cannot be understood is a refusal: a guard must be
@@ -173,6 +174,7 @@ static bool prepare_call(const http_transport *t, const hr_stage_request *reques
     call->url = step->path.data;
     call->content_type = step->content_type;
     call->body = step->body;
+    call->once = step->once;
     call->text = step->body.read == NULL ? step->text.data : NULL;
     call->text_len = step->text.len;
     return true;

@@ -131,6 +131,7 @@ static bool next_session(const hr_stage_request *r, hr_step *step) {
     if (step->number > 0)
         return step->number == 1 && step->status == HR_OK && version_follows ? post_version(r, step)
                                                                              : false;
+    step->once = r->stage == HR_STAGE_BEGIN || r->stage == HR_STAGE_COMMIT;
     switch (r->stage) {
     case HR_STAGE_REGISTER:
         return post_register(r, step);
