@@ -704,8 +704,8 @@ static void every_request_ends_once_and_as_if_it_had_run_alone(void **state) {
     assert_true(seen_finish[HR_FINISH_ERROR] > 5);
     assert_true(seen_cached > 1000 && seen_full_caches > 100 && seen_flushes > 20);
     assert_true(seen_shared_pages > 100);
-    assert_true(seen_kept_kv > 100 && seen_vanished > 20 && seen_stale > 100);
-    assert_true(seen_spans > 100 && seen_bases > 100 && seen_renewals > 100);
+    assert_true(seen_kept_kv > n_runs / 4 && seen_vanished > n_runs / 4 && seen_stale > n_runs / 4);
+    assert_true(seen_spans > n_runs / 4 && seen_bases > n_runs / 4 && seen_renewals > n_runs / 4);
 }
 
 static void stopping_at_any_moment_leaves_nothing_behind(void **state) {
@@ -968,6 +968,29 @@ static void a_change_between_any_two_steps_follows_the_rules(void **state) {
         }
 }
 
+/* A page that is begun under one version of an adapter and filled under the next is nobody else's,
+ * even where another request asks for exactly its tokens. */
+static void kept_kv_is_found_by_nobody(void **state) {
+    (void)state;
+    for (uint32_t base = 0; base < 2; base++) {
+        world *w = open_scene(4, 2, 48, 64);
+        const fake_case *kept = submit_fixed(w, 10, 60, 1, false);
+        while (kept->n_tokens < 5)
+            step(w);
+        w->frozen = true;
+        make_change(w, &(change){.names = {base ? NULL : names[0]}, .base = base});
+        w->frozen = false;
+        while (kept->n_tokens < 59)
+            step(w);
+        fake_case *same = submit_fixed(w, 60, 20, 1, false);
+        memcpy(same->prompt, w->live[0]->ids, 60 * sizeof *same->prompt);
+        memcpy(w->live[1]->ids, w->live[0]->ids, 60 * sizeof *same->prompt);
+        end_all(w, false);
+        assert_int_equal(same->cached_tokens, 0);
+        close_scene(w);
+    }
+}
+
 /* A cache that is too small sends a running request back to the queue, where its adapter changes,
  * or loses its name: it was not paused, so it ends with the version that it began with. */
 static void a_request_that_the_cache_sent_back_keeps_its_version(void **state) {
@@ -1014,6 +1037,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(samples_of_one_prompt_share_its_computation),
         cmocka_unit_test(a_retracted_request_finds_its_pages_again),
         cmocka_unit_test(a_change_between_any_two_steps_follows_the_rules),
+        cmocka_unit_test(kept_kv_is_found_by_nobody),
         cmocka_unit_test(a_request_that_the_cache_sent_back_keeps_its_version),
         cmocka_unit_test(a_crowd_over_eight_adapters_that_are_reloaded),
     };
