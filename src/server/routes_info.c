@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* lora_id 0: the base. */
 static void write_card(hr_json_writer *w, const hr_server *server, const char *id, const char *root,
-                       const char *parent, uint32_t max_len) {
+                       const char *parent, uint32_t max_len, uint64_t lora_id) {
     hr_json_object_begin(w);
     hr_json_put_string(w, "id", id);
     hr_json_put_string(w, "object", "model");
@@ -23,6 +24,13 @@ static void write_card(hr_json_writer *w, const hr_server *server, const char *i
         hr_json_put_u64(w, "max_model_len", max_len);
     else
         hr_json_put_null(w, "max_model_len");
+    if (lora_id != 0) {
+        hr_json_put_u64(w, "lora_id", lora_id);
+    } else {
+        char version[HR_WEIGHT_VERSION_SIZE];
+        hr_engine_weight_version(server->options.engine, version, sizeof version);
+        hr_json_put_string(w, "weight_version", version);
+    }
     hr_json_object_end(w);
 }
 
@@ -44,9 +52,9 @@ void hr_route_models(hr_exchange *exchange, void *app) {
     hr_json_key(&w, "data");
     hr_json_array_begin(&w);
     write_card(&w, server, served, served, NULL,
-               hr_engine_info_of(server->options.engine)->context_length);
+               hr_engine_info_of(server->options.engine)->context_length, 0);
     for (size_t i = 0; i < n; i++)
-        write_card(&w, server, adapters[i].name, adapters[i].path, served, 0);
+        write_card(&w, server, adapters[i].name, adapters[i].path, served, 0, adapters[i].id);
     hr_json_array_end(&w);
     hr_json_object_end(&w);
     free(adapters);
@@ -72,10 +80,11 @@ void hr_route_model(hr_exchange *exchange, void *app) {
     hr_json_writer_init(&w, &body);
     if (strcmp(id, served) == 0) {
         write_card(&w, server, served, served, NULL,
-                   hr_engine_info_of(server->options.engine)->context_length);
+                   hr_engine_info_of(server->options.engine)->context_length, 0);
         hr_exchange_reply(exchange, 200, &body);
     } else if (found < n) {
-        write_card(&w, server, adapters[found].name, adapters[found].path, served, 0);
+        write_card(&w, server, adapters[found].name, adapters[found].path, served, 0,
+                   adapters[found].id);
         hr_exchange_reply(exchange, 200, &body);
     } else {
         hr_reply_model_not_found(exchange, id);

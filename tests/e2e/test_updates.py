@@ -785,3 +785,12 @@ def test_the_state_of_the_weights_stands_in_every_info(engine, adapter):
                    engine.get("/weight_update_status").json()["session"]):
         assert status["state"] == "open" and status["session_id"] == "s-1" and status["pending"] == 1
     assert info["base_mode"] in ("shadow", "in_place")
+
+
+def test_cards_of_models_tell_which_weights_they_are(engine, adapter):
+    load(engine, "a", adapter)
+    base, card = engine.get("/v1/models").json()["data"]
+    assert base["weight_version"] == engine.get("/model_info").json()["weight_version"]
+    load(engine, "a", adapter.scaled(2), upsert=True)
+    again = engine.get("/v1/models/a").json()
+    assert card["root"] == again["root"] == "__stream__" and again["lora_id"] > card["lora_id"] > 0

@@ -21,6 +21,7 @@
 
 #define MAX_BODY 100000
 #define MAX_DRAIN 400000
+#define LARGE_BODY ((size_t)5 << 20)
 
 /* ---- a server whose handlers tell the test what happens ---- */
 
@@ -45,6 +46,25 @@ static void echo(hr_exchange *x, void *app) {
     size_t len;
     const char *body = hr_exchange_body(x, &len);
     reply_text(x, len > 0 ? body : "nothing");
+}
+
+static bool list_pair(void *ctx, const char *key, const char *value) {
+    hr_buf_printf(ctx, " %s=%s", key, value);
+    return true;
+}
+
+/* Takes the body out of the exchange; answers with its length, last byte and the query. */
+static void take(hr_exchange *x, void *app) {
+    (void)app;
+    size_t left;
+    hr_buf text = {0};
+    hr_body body = hr_exchange_take_body(x);
+    (void)hr_exchange_body(x, &left);
+    hr_buf_printf(&text, "%zu %zu %c", body.len, left,
+                  body.len > 0 ? body.data[body.len - 1] : '-');
+    hr_exchange_query_each(x, list_pair, &text);
+    hr_body_free(&body);
+    hr_exchange_reply(x, 200, &text);
 }
 
 static void late_answer(hr_exchange *x, void *ctx) {
@@ -127,6 +147,7 @@ static void stream(hr_exchange *x, void *app) {
 
 static const hr_route routes[] = {
     {HR_METHOD_GET | HR_METHOD_POST, "/echo", echo, HR_AUTH_OPEN},
+    {HR_METHOD_POST, "/take", take, HR_AUTH_OPEN, LARGE_BODY},
     {HR_METHOD_POST, "/later", later, HR_AUTH_OPEN},
     {HR_METHOD_POST, "/at_once", at_once, HR_AUTH_OPEN},
     {HR_METHOD_POST, "/soon", soon, HR_AUTH_OPEN},
@@ -325,6 +346,22 @@ static void a_body_over_the_limit_is_drained_and_refused(void **state) {
     assert_reply("POST", "/echo", "good", "200", "good");
 }
 
+static void a_route_may_take_larger_bodies_and_keep_them(void **state) {
+    (void)state;
+    char reply[2048], path[] = "/take?b=2&a=x%20y&c";
+    char *body = malloc(LARGE_BODY);
+    assert_non_null(body);
+    memset(body, 'x', LARGE_BODY);
+    body[LARGE_BODY - 1] = 'z';
+    for (int i = 0; i < 3; i++) { /* the second and third in the pages of the first */
+        read_reply(send_request("POST", path, body, LARGE_BODY), reply, sizeof reply);
+        assert_non_null(strstr(reply, "5242880 0 z b=2 a=x y c="));
+    }
+    read_reply(send_request("POST", "/take", body, 0), reply, sizeof reply);
+    assert_non_null(strstr(reply, "0 0 -"));
+    free(body);
+}
+
 static void a_body_without_end_is_cut_off(void **state) {
     (void)state;
     static char piece[65536];
@@ -425,6 +462,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_stream_sends_what_there_is_and_ends, start, stop),
         cmocka_unit_test_setup_teardown(a_client_that_leaves_a_stream_is_noticed, start, stop),
         cmocka_unit_test_setup_teardown(a_body_over_the_limit_is_drained_and_refused, start, stop),
+        cmocka_unit_test_setup_teardown(a_route_may_take_larger_bodies_and_keep_them, start, stop),
         cmocka_unit_test_setup_teardown(a_body_without_end_is_cut_off, start, stop),
         cmocka_unit_test_setup_teardown(a_client_that_asks_first_is_told_at_once, start, stop),
         cmocka_unit_test_setup_teardown(stopping_answers_whoever_still_waits, start, stop),
