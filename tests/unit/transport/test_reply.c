@@ -80,6 +80,8 @@ static void a_receipt_is_read(void **state) {
     hr_engine_receipt_clear(&r);
 }
 
+#define A64 "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+
 static void what_is_no_receipt_is_refused(void **state) {
     (void)state;
     static const char *const rows[] = {
@@ -91,8 +93,8 @@ static void what_is_no_receipt_is_refused(void **state) {
         "{\"state\": \"open\", \"tensors\": -1}",
         "{\"state\": \"open\", \"tensors\": 1.5}",
         "{\"state\": \"open\", \"milliseconds\": {\"receive\": -1}}",
-        "{\"state\": \"open\", \"session_id\": "
-        "\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"}",
+        /* one more than an id may have */
+        ("{\"state\": \"open\", \"weight_version\": \"" A64 A64 A64 A64 "a\"}"),
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         hr_engine_receipt r;
