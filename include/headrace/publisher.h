@@ -113,7 +113,8 @@ typedef struct hr_publisher_options {
      * "sglang": SGLang with update sessions: flattened buckets inside JSON; adapters are all or
      * nothing by a SHA-256 manifest, base tensors are written as they come.
      * "sglang-load": older SGLang: each adapter whole in one load call, base bucket by bucket; not
-     * atomic, not over several adapters nor engines. Not in groups.
+     * atomic, not over several adapters nor engines. In groups adapters are gathered on rank 0,
+     * which holds them all before they leave.
      * NULL or "auto": the first of these that every engine speaks, asked at the first push. */
     const char *transport;
     uint64_t bucket_bytes; /* 0 = 512 MiB. A bucket leaves before a unit would bring it to this many

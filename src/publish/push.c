@@ -5,6 +5,7 @@
  * buckets. A lone publisher makes the same rounds with itself. */
 #include "format/json.h"
 #include "publish/bucket.h"
+#include "publish/gather.h"
 #include "publish/ledger.h"
 #include "publish/publisher.h"
 #include "publish/receipt.h"
@@ -31,6 +32,7 @@ typedef struct push_run {
     uint64_t index; /* of the next bucket of this rank */
     char stream[16];
     hr_ledger ledger;
+    hr_gather gathered; /* on rank 0 of a group, where adapters go whole */
     hr_manifest_digest *manifest;
     bool *seen; /* by adapter of the push: got a tensor, from any rank */
     bool base_seen;
@@ -49,6 +51,15 @@ static bool leads(const push_run *run) {
 
 static bool alone(const push_run *run) {
     return run->group == NULL || run->group->size == 1;
+}
+
+/* Whether a bucket must be one whole adapter; a group gathers adapters before they leave. */
+static bool one_part(const push_run *run) {
+    return run->traits->whole_adapters && alone(run);
+}
+
+static bool gathers(const push_run *run) {
+    return run->traits->whole_adapters && !alone(run);
 }
 
 static uint64_t now(const push_run *run) {
@@ -139,11 +150,6 @@ static hr_status check_transport(push_run *run, hr_error *err) {
                        t->name);
     if (run->push->n_adapters > 0 && !t->carries_adapters)
         return hr_fail(err, HR_ERR_UNSUPPORTED, "transport %s does not carry adapters", t->name);
-    if (!alone(run) && t->whole_adapters)
-        return hr_fail(err, HR_ERR_UNSUPPORTED,
-                       "transport %s needs each adapter whole in one process; gather it, or use "
-                       "engines with update sessions",
-                       t->name);
     if (run->push->complete_base && !t->atomic)
         return hr_fail(err, HR_ERR_UNSUPPORTED,
                        "transport %s cannot check that base weights are complete: push without "
@@ -338,9 +344,9 @@ static bool same_part(const push_run *run, const hr_unit *unit) {
 static bool must_leave_first(const push_run *run, const hr_unit *unit) {
     if (run->bucket.n_units == 0)
         return false;
-    if (run->traits->whole_adapters && !same_part(run, unit))
+    if (one_part(run) && !same_part(run, unit))
         return true;
-    if (run->traits->whole_adapters && unit->adapter != NULL)
+    if (one_part(run) && unit->adapter != NULL)
         return false;
     uint64_t room = run->p->options.bucket_bytes - 1; /* a bucket stays below the limit */
     uint64_t bytes = hr_unit_bytes(unit);
@@ -348,7 +354,7 @@ static bool must_leave_first(const push_run *run, const hr_unit *unit) {
 }
 
 static hr_status check_whole(push_run *run, const hr_unit *unit, hr_error *err) {
-    if (!run->traits->whole_adapters || unit->adapter == NULL)
+    if (!one_part(run) || unit->adapter == NULL)
         return HR_OK;
     if (run->sent_whole[adapter_index(run, unit->adapter)])
         return hr_fail(err, HR_ERR_INVALID,
@@ -390,7 +396,7 @@ static hr_status fill(push_run *run, hr_error *err) {
         HR_TRY(hr_push_bucket_add(&run->bucket, &run->pending, err));
         run->pending = (hr_unit){0};
     }
-    if (run->traits->whole_adapters && run->bucket.n > 0 && run->bucket.tensors[0].adapter != NULL)
+    if (one_part(run) && run->bucket.n > 0 && run->bucket.tensors[0].adapter != NULL)
         run->sent_whole[adapter_index(run, run->bucket.tensors[0].adapter)] = true;
     return HR_OK;
 }
@@ -447,6 +453,8 @@ static void put_bucket(const push_run *run, hr_buf *out) {
         hr_round_put_u64(out, t->tensor.ndim);
         for (uint32_t d = 0; d < t->tensor.ndim; d++)
             hr_round_put_u64(out, t->tensor.shape[d]);
+        if (gathers(run) && t->adapter != NULL)
+            hr_round_put_bytes(out, t->tensor.data, t->tensor.bytes);
     }
     out->failed = out->failed || text.failed;
     hr_buf_free(&text);
@@ -468,6 +476,20 @@ static const char *get_tensor(hr_round_reader *reader, hr_tensor *tensor, const 
     return name;
 }
 
+/* The bytes that follow an adapter's tensor, which rank 0 keeps. */
+static hr_status gather(push_run *run, const char *wire_name, const hr_tensor *tensor, bool fresh,
+                        hr_round_reader *reader, hr_error *err) {
+    const void *bytes = hr_round_get_bytes(reader, tensor->bytes);
+    if (bytes == NULL || !fresh || !leads(run))
+        return HR_OK;
+    for (size_t i = 0; i < run->push->n_adapters; i++) {
+        const char *adapter = run->push->adapters[i].name;
+        if (strncmp(wire_name, adapter, strlen(adapter)) == 0 && wire_name[strlen(adapter)] == ':')
+            return hr_gather_add(&run->gathered, adapter, wire_name, tensor, bytes, err);
+    }
+    return HR_OK; /* not declared: its own rank has refused it */
+}
+
 static hr_status read_bucket(void *ctx, uint32_t rank, hr_round_reader *reader, hr_error *err) {
     push_run *run = ctx;
     bool done = hr_round_get_u64(reader) != 0;
@@ -486,9 +508,12 @@ static hr_status read_bucket(void *ctx, uint32_t rank, hr_round_reader *reader, 
         HR_TRY(enter(run, rank, name, &tensor, xxh3, &entry, &fresh, err));
         hr_ledger_entry *e = &run->ledger.entries[entry];
         snprintf(e->sha256, sizeof e->sha256, "%s", sha256);
+        bool gathered = gathers(run) && strchr(name, ':') != NULL;
+        if (gathered)
+            HR_TRY(gather(run, e->name, &tensor, fresh, reader, err));
         if (rank == run->rank && i < run->bucket.n) {
             run->bucket.tensors[i].entry = entry;
-            run->bucket.tensors[i].send = fresh;
+            run->bucket.tensors[i].send = fresh && !gathered;
         }
     }
     return HR_OK;
@@ -553,7 +578,7 @@ static hr_status send_wire(push_run *run, hr_wire_bucket *wire, hr_error *err) {
     request.index = run->index;
     run->moved = true;
     run->p->leaving = wire;
-    if (run->traits->needs_sha256 && alone(run))
+    if (run->traits->needs_sha256 && (alone(run) || gathers(run)))
         hr_wire_bucket_sha256(wire);
     if (run->p->first_byte_ns == 0)
         run->p->first_byte_ns = now(run);
@@ -569,20 +594,36 @@ static hr_status send_wire(push_run *run, hr_wire_bucket *wire, hr_error *err) {
     return keep_digests(run, wire, err);
 }
 
-static hr_status send_bucket(push_run *run, hr_error *err) {
+static hr_status send_list(push_run *run, const hr_tensor *list, size_t n, hr_error *err) {
     hr_wire_bucket wire = {0};
+    if (n == 0)
+        return HR_OK;
+    HR_TRY(hr_wire_bucket_open(list, n, &wire, err));
+    hr_status status = send_wire(run, &wire, err);
+    hr_wire_bucket_close(&wire);
+    return status;
+}
+
+static hr_status send_bucket(push_run *run, hr_error *err) {
     hr_tensor *list = calloc(run->bucket.n + 1, sizeof *list);
     if (list == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a bucket of %zu tensors",
                        run->bucket.n);
-    size_t n = list_wire(run, list);
+    hr_status status = send_list(run, list, list_wire(run, list), err);
+    free(list);
+    return status;
+}
+
+/* Adapters that were gathered, each in a bucket of its own. */
+static hr_status send_gathered(push_run *run, hr_error *err) {
     hr_status status = HR_OK;
-    if (n > 0) {
-        status = hr_wire_bucket_open(list, n, &wire, err);
-        if (status == HR_OK)
-            status = send_wire(run, &wire, err);
+    hr_tensor *list = calloc(run->gathered.n + 1, sizeof *list);
+    if (list == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu tensors", run->gathered.n);
+    for (size_t i = 0; i < run->push->n_adapters && status == HR_OK; i++) {
+        size_t n = hr_gather_list(&run->gathered, run->push->adapters[i].name, list);
+        status = send_list(run, list, n, err);
     }
-    hr_wire_bucket_close(&wire);
     free(list);
     return status;
 }
@@ -769,6 +810,8 @@ static hr_status run_session(push_run *run, hr_error *err) {
     HR_TRY(check_stream(run, err));
     note(run, sum_up(run, &local), &local);
     if (leads(run) && run->failure.status == HR_OK)
+        note(run, send_gathered(run, &local), &local);
+    if (leads(run) && run->failure.status == HR_OK)
         note(run, prepare(run, &local), &local);
     HR_TRY(agree(run, err));
     if (leads(run))
@@ -845,6 +888,7 @@ hr_status hr_publisher_push(hr_publisher *publisher, const hr_push *push, hr_pus
     hr_push_bucket_free(&run.bucket);
     status = leave_call(publisher, &run, start, status, receipt, err);
     hr_ledger_free(&run.ledger);
+    hr_gather_free(&run.gathered);
     free(run.manifest);
     free(run.seen);
     free(run.sent_whole);

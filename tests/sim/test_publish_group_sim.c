@@ -175,6 +175,25 @@ static void parts_of_four_ranks_become_one_push(void **state) {
     }
 }
 
+/* For engines that take an adapter in one call only, the parts come together on rank 0. */
+static void adapters_that_must_go_whole_are_gathered(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 100);
+    prepare(&s, 1);
+    for (uint32_t r = 0; r < GROUP_RANKS; r++)
+        s.ranks[r].link.traits.whole_adapters = true;
+    run(&s);
+    for (uint32_t r = 0; r < GROUP_RANKS; r++)
+        assert_int_equal(s.ranks[r].status, HR_OK);
+    assert_in_range(s.ranks[0].receipt->sent_tensors, 10, WEIGHTS_ALL); /* a and b, and base */
+    assert_int_equal(s.ranks[0].link.largest_bucket, 813);              /* of b */
+    for (size_t i = 0; i < s.fleet.n; i++)
+        assert_true(fake_engine_serves(&s.fleet.engines[i], 1));
+    drop_receipts(&s);
+    stand_close(&s);
+}
+
 /* I21 */
 static void replicas_that_differ_are_refused(void **state) {
     (void)state;
@@ -360,6 +379,7 @@ static void the_decision_to_skip_is_taken_together(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_of_four_ranks_become_one_push),
+        cmocka_unit_test(adapters_that_must_go_whole_are_gathered),
         cmocka_unit_test(replicas_that_differ_are_refused),
         cmocka_unit_test(a_fault_on_each_rank_at_each_call),
         cmocka_unit_test(a_source_that_fails_on_any_rank_fails_all),
