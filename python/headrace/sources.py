@@ -283,7 +283,10 @@ def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
 
 
 def _pack_batch(batch: list[tuple[bytes, int, tuple[int, ...], int, int]], alive: list[Any]) -> PackedUnit:
-    names = ctypes.create_string_buffer(b"\0".join(entry[0] for entry in batch))
+    joined = b"\0".join(entry[0] for entry in batch)
+    if joined.count(b"\0") != len(batch) - 1:
+        raise ValueError(f"the names of tensors have a NUL byte in them: {next(e[0] for e in batch if 0 in e[0])!r}")
+    names = ctypes.create_string_buffer(joined)
     array = ctypes.create_string_buffer(_library.TENSOR.size * len(batch))
     pack_into, step = _library.TENSOR.pack_into, _library.TENSOR.size
     zeros = (0,) * _library.MAX_DIMS

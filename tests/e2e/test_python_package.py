@@ -326,6 +326,7 @@ def test_sources_that_are_none(clean, publisher, tiny_dir, tmp_path):
              f"{key}.*complex64"),
             ({"source": {key: tensor.to_sparse()}, "adapter": "a", "config": learner.config()}, TypeError,
              f"{key}.*sparse"),
+            ({"source": {key + "\0": tensor}, "adapter": "a", "config": learner.config()}, ValueError, "NUL"),
             ({"source": {key: [1.0]}, "adapter": "a", "config": learner.config()}, TypeError, f"{key}.*list"),
             ({"base": 7}, TypeError, "int")]:
         with pytest.raises(error, match=message):
