@@ -794,3 +794,22 @@ def test_cards_of_models_tell_which_weights_they_are(engine, adapter):
     load(engine, "a", adapter.scaled(2), upsert=True)
     again = engine.get("/v1/models/a").json()
     assert card["root"] == again["root"] == "__stream__" and again["lora_id"] > card["lora_id"] > 0
+
+
+def test_a_stop_while_an_update_waits_for_running_requests(tiny_dir, pool):
+    base = load_file(tiny_dir / "model.safetensors")
+    with Engine(tiny_dir, "--drain-timeout", 1, "--context-length", 400, dtype="float32", skip_tokenizer=True) as engine:
+        running = pool.submit(engine.post, "/generate", {
+            "input_ids": [PROMPT] * 64, "sampling_params": {"max_new_tokens": 390, "ignore_eos": True}, "return_logprob": True,
+            "top_logprobs_num": 300})
+        while engine.get("/server_info").json()["internal_states"][0]["running"] == 0:
+            time.sleep(0.002)
+        update = pool.submit(requests.post, engine.url + "/update_weights_from_tensor", json={
+            "serialized_named_tensors": [forms.plain([(UP, base[UP])])]}, timeout=60)
+        time.sleep(0.05)
+        started = time.monotonic()
+        assert engine.stop() == 0
+        assert time.monotonic() - started < 15
+        running.result(20)
+        reply = update.result(20)
+        assert reply.json()["success"] is (reply.status_code == 200)  # published or refused, but answered
