@@ -16,7 +16,7 @@ struct hr_server {
     hr_http *http;
     /* Calls that would hold up an I/O thread, each kind on threads of its own, so that none waits
      * behind another that waits. */
-    hr_worker *texts, *loads, *recalls, *pauses, *flushes, *flush_waits, *checks, *updates;
+    hr_worker *texts, *loads, *recalls, *pauses, *flushes, *flush_waits, *checks, *updates, *reads;
     int64_t started; /* Unix seconds */
     atomic_bool draining;
     atomic_uint_fast64_t seeds_given, probes_made;

@@ -37,7 +37,8 @@ static void run_load(hr_call *c) {
 
 static void run_unload(hr_call *c) {
     c->status = hr_engine_unload_adapter(c->server->options.engine, c->name, &c->err);
-    if (c->status == HR_ERR_BUSY) /* an update holds the name: a refusal, and no queue that is full */
+    if (c->status ==
+        HR_ERR_BUSY) /* an update holds the name: a refusal, and no queue that is full */
         c->status = HR_ERR_SESSION;
 }
 

@@ -67,7 +67,7 @@ static hr_status run_values(hr_update_call *c, hr_error *err) {
 void hr_route_weights_by_name(hr_exchange *exchange, void *app) {
     static const char *const keys[] = {"name", "truncate_size", NULL};
     static const hr_update_route route = {
-        .keys = keys, .shape = HR_UPDATE_PLAIN, .run = run_values};
+        .keys = keys, .shape = HR_UPDATE_PLAIN, .reads = true, .run = run_values};
     hr_update_call_start(app, exchange, &route);
 }
 
@@ -168,7 +168,7 @@ static hr_status run_digests(hr_update_call *c, hr_error *err) {
 
 void hr_route_weight_digests(hr_exchange *exchange, void *app) {
     static const char *const keys[] = {"lora_name", NULL};
-    static const hr_update_route route = {.keys = keys, .run = run_digests};
+    static const hr_update_route route = {.keys = keys, .reads = true, .run = run_digests};
     hr_update_call_start(app, exchange, &route);
 }
 
@@ -253,6 +253,6 @@ static hr_status run_checker(hr_update_call *c, hr_error *err) {
 
 void hr_route_weights_checker(hr_exchange *exchange, void *app) {
     static const char *const keys[] = {"action", "selector", "skip_tensor_list", NULL};
-    static const hr_update_route route = {.keys = keys, .run = run_checker};
+    static const hr_update_route route = {.keys = keys, .reads = true, .run = run_checker};
     hr_update_call_start(app, exchange, &route);
 }

@@ -93,6 +93,7 @@ static hr_status create_workers(hr_server *server, hr_error *err) {
     HR_TRY(hr_worker_create(1, &server->flushes, err));
     HR_TRY(hr_worker_create(8, &server->flush_waits, err));
     HR_TRY(hr_worker_create(2, &server->checks, err));
+    HR_TRY(hr_worker_create(2, &server->reads, err));
     return hr_worker_create(4, &server->updates, err); /* ranks of a trainer that post at once */
 }
 
@@ -105,6 +106,7 @@ static void free_server(hr_server *server) {
     hr_worker_destroy(server->flush_waits);
     hr_worker_destroy(server->checks);
     hr_worker_destroy(server->updates);
+    hr_worker_destroy(server->reads);
     for (size_t i = 0; i < server->n_noted; i++)
         free(server->noted[i]);
     pthread_mutex_destroy(&server->lock);
@@ -157,6 +159,7 @@ void hr_server_stop(hr_server *server, uint64_t drain_ms) {
     hr_worker_finish(server->flush_waits);
     hr_worker_finish(server->checks);
     hr_worker_finish(server->updates);
+    hr_worker_finish(server->reads);
     hr_http_stop(server->http, LAST_BYTES_MS);
     free_server(server);
 }

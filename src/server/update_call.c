@@ -185,7 +185,8 @@ void hr_update_call_start(hr_server *server, hr_exchange *exchange, const hr_upd
     if (reader.status == HR_OK && config != NULL)
         add_query(&reader, "config_dict", config);
     if (reader.status == HR_OK)
-        reader.status = hr_worker_submit(server->updates, work, c, &reader.err);
+        reader.status =
+            hr_worker_submit(route->reads ? server->reads : server->updates, work, c, &reader.err);
     if (reader.status != HR_OK)
         finish(c, &reader.err);
 }

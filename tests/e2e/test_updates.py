@@ -813,3 +813,19 @@ def test_a_stop_while_an_update_waits_for_running_requests(tiny_dir, pool):
         running.result(20)
         reply = update.result(20)
         assert reply.json()["success"] is (reply.status_code == 200)  # published or refused, but answered
+
+
+def test_weights_can_be_looked_at_while_updates_wait(engine, pool, tiny_dir):
+    """More base updates than there are threads for them wait for a running request."""
+    base = load_file(tiny_dir / "model.safetensors")
+    request = long_request(engine, pool)
+    body = {"serialized_named_tensors": [forms.plain([(NORM, base[NORM])])]}
+    with concurrent.futures.ThreadPoolExecutor(8) as updates:
+        waiting = [updates.submit(requests.post, engine.url + "/update_weights_from_tensor", json=body, timeout=60) for _ in range(8)]
+        time.sleep(0.05)
+        assert torch.equal(torch.tensor(engine.call("/get_weights_by_name", {"name": NORM})), base[NORM])
+        assert checksums(engine)
+        assert engine.get("/weight_update_status").status_code == 200
+        assert not request.done()
+        assert request.result(60)["finish_reason"]["type"] == "length"
+        assert [update.result().status_code for update in waiting] == [200] * 8
