@@ -1,8 +1,9 @@
 /* A push from the first check to the receipt.
  *
- * All ranks make the same rounds (round.h): what is pushed; begun; one round for each bucket; then
- * prepared; committed. Rank 0 alone drives the session between them, every rank sends its own
- * buckets. A lone publisher makes the same rounds with itself. */
+ * All ranks make the same rounds (round.h): what is pushed; one round for each bucket, whose first
+ * also says whether the session was opened, before anybody sends; then prepared; committed. Rank 0
+ * alone drives the session between them, every rank sends its own buckets. A lone publisher makes
+ * the same rounds with itself. */
 #include "format/json.h"
 #include "publish/bucket.h"
 #include "publish/gather.h"
@@ -364,7 +365,7 @@ static hr_status check_whole(push_run *run, const hr_unit *unit, hr_error *err) 
     return HR_OK;
 }
 
-/* The next unit, checked; n = 0 at the end. */
+/* The next unit, checked; n = 0 at the end. One that is refused stays, for whoever cleans up. */
 static hr_status pull(push_run *run, hr_unit *unit, hr_error *err) {
     hr_error local = {.status = HR_ERR_INTERNAL, .message = "the source failed without a word"};
     *unit = (hr_unit){0};
@@ -378,11 +379,7 @@ static hr_status pull(push_run *run, hr_unit *unit, hr_error *err) {
         return HR_OK;
     }
     status = hr_unit_check(unit, run->push, err);
-    if (status == HR_OK)
-        status = check_whole(run, unit, err);
-    if (status != HR_OK)
-        hr_unit_release(unit);
-    return status;
+    return status == HR_OK ? check_whole(run, unit, err) : status;
 }
 
 static hr_status fill(push_run *run, hr_error *err) {
@@ -777,11 +774,10 @@ static void roll_back(push_run *run) {
     (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, NULL, &ignored);
 }
 
+/* On ranks that have opened and paused nothing there is nothing to do. */
 static hr_status finish(push_run *run, hr_status status, hr_error *err) {
     hr_error late = {0};
     run->p->unstoppable = true;
-    if (!leads(run))
-        return status;
     if (status != HR_OK && run->begun && !run->committed)
         roll_back(run);
     if (status != HR_OK)
@@ -803,7 +799,6 @@ static hr_status run_session(push_run *run, hr_error *err) {
     hr_error local;
     if (leads(run))
         note(run, open_session(run, &local), &local);
-    HR_TRY(agree(run, err));
     uint64_t start = now(run);
     HR_TRY(stream(run, err));
     run->facts.stream_ns = now(run) - start;

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Takes one guard at a time out of the publisher and demands that its simulations notice; as tools/mutate_sessions.py does
+with the receiver, which see.
+
+    mutate_publisher.py [--every N --part K] [SOURCE_ROOT]
+"""
+import sys
+
+import mutate_sessions as harness
+
+P, T = "src/publish/", "src/transport/"
+SOURCES = harness.SOURCES + ["src/tensor/convert.c", "src/base/log.c"] + ["src/format/" + name + ".c" for name in (
+    "base64", "file", "json", "json_check", "json_writer", "safetensors", "safetensors_write", "torch_write")] + [
+    P + name + ".c" for name in ("bucket", "fleet", "gather", "ledger", "publisher", "push", "receipt", "round")] + [
+    T + name + ".c" for name in (
+        "dialect", "engine_receipt", "http_client", "http_transport", "reply", "safetensors_dialect", "sglang_body",
+        "sglang_dialect", "stage", "wire_bucket")]
+FAKES = ["tests/sim/fake_sink.c", "tests/sim/fake_fleet.c", "tests/sim/fake_weights.c"]
+ALONE, GROUP = FAKES + ["tests/sim/test_publish_sim.c"], FAKES + ["tests/sim/fake_group.c",
+                                                                  "tests/sim/test_publish_group_sim.c"]
+LIBRARIES = ["-lcurl", "-lcjson", "-lxxhash", "-lcrypto", "-lcmocka", "-lpthread", "-lm"]
+
+OF_ONE = [
+    # ---- what engines received ----
+    (P + "push.c", "    if (!e->has_receipt || !r->has_xxh3)", "    if (false)"),
+    (P + "push.c", "        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)", "        false)"),
+    (P + "push.c", "        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));", "        ;"),
+    (T + "wire_bucket.c", "            hr_xxh3(t->tensor->data, bytes, t->xxh3);", "            ;"),
+    (T + "wire_bucket.c", "            hr_xxh3_stream_digest(b->stream, t->xxh3);", "            ;"),
+    (P + "push.c", "        memcpy(e->xxh3, t->xxh3, HR_XXH3_SIZE);", "        ;"),
+    # ---- what may leave ----
+    (P + "push.c", "        if (!run->seen[i])\n", "        if (false)\n"),
+    (P + "push.c", "    if (run->push->sync_base && !run->base_seen)\n", "    if (false)\n"),
+    (P + "bucket.c", "    if (!declared)\n", "    if (false)\n"),
+    (P + "bucket.c", "    if (unit->adapter == NULL && !push->sync_base)\n", "    if (false)\n"),
+    (P + "bucket.c", "    if (adapter == NULL && strchr(t->name, ':') != NULL)\n", "    if (false)\n"),
+    (P + "bucket.c", "        HR_TRY(hr_wire_name_split(t->name, NULL, &parts, err));", "        (void)parts;"),
+    (P + "bucket.c", "        elements * hr_dtype_size(t->dtype) != t->bytes ||", "        false ||"),
+    (P + "push.c", "    if (push->complete_base && !push->sync_base)\n", "    if (false)\n"),
+    (P + "push.c", "    if (run->push->sync_base && !t->carries_base)\n", "    if (false)\n"),
+    (P + "push.c", "    if (run->push->n_adapters > 0 && !t->carries_adapters)\n", "    if (false)\n"),
+    # ---- buckets ----
+    (P + "push.c", "    return bytes > room || run->bucket.bytes > room - bytes;", "    return false;"),
+    (P + "push.c", "    if (one_part(run) && !same_part(run, unit))\n", "    if (false)\n"),
+    (P + "push.c", "    if (run->sent_whole[adapter_index(run, unit->adapter)])\n", "    if (false)\n"),
+    (P + "push.c", "        hr_push_bucket_clear(&run->bucket);\n", ""),
+    (P + "push.c", "    hr_unit_release(&run.pending);\n", ""),
+    (P + "push.c", "    run->index++;\n", ""),
+    # ---- all or nothing ----
+    (P + "push.c", "        roll_back(run);\n", "        ;\n"),
+    (P + "push.c", "    if (status != HR_OK && run->begun && !run->committed)", "    if (status != HR_OK && run->begun)"),
+    (P + "push.c", "    run->committed = true;\n    run->p->unstoppable = true;\n", "    run->committed = true;\n"),
+    (P + "push.c", "    continue_engines(run, status", "    if (status == HR_OK)\n        continue_engines(run, status"),
+    (P + "push.c", "    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;",
+     "    bool half = false;"),
+    (P + "push.c", "    if (late.status == HR_OK)\n        return status;", "    return status;"),
+    # ---- calls that get lost ----
+    (P + "fleet.c", "        return answer->lost && tries < LOST_TRIES;", "        return false;"),
+    (P + "fleet.c", "        return answer->lost || !is_final(answer->status);", "        return false;"),
+    (P + "fleet.c", "        return answer->lost || !is_final(answer->status);", "        return true;"),
+    (P + "fleet.c", "        if (time_left && again(", "        if (again("),
+    (P + "publisher.c", "        publisher->cancelled = true;", "        ;"),
+    (P + "push.c", "    if (!atomic_compare_exchange_strong(&p->busy, &idle, true))", "    if (false)"),
+]
+
+OF_A_GROUP = [
+    (P + "ledger.c", "    if (xxh3 == NULL || memcmp(entry->xxh3, xxh3, HR_XXH3_SIZE) != 0)", "    if (false)"),
+    (P + "round.c", "    hr_round_put_u64(&message, (uint64_t)failure->status);", "    hr_round_put_u64(&message, 0);"),
+    (P + "push.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = !gathered;"),
+    (P + "push.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = fresh;"),
+    (P + "push.c", "    if (bytes == NULL || !fresh || !leads(run))", "    if (bytes == NULL || !leads(run))"),
+    (P + "push.c", "    HR_TRY(compare_declared(&d->adapters,", "    (void)(compare_declared(&d->adapters,"),
+    (P + "push.c", "    HR_TRY(compare_declared(&d->flags,", "    (void)(compare_declared(&d->flags,"),
+    (P + "push.c", "    HR_TRY(compare_declared(&d->version,", "    (void)(compare_declared(&d->version,"),
+    (P + "push.c", "    *skip = d.unchanged == run->facts.ranks;", "    *skip = d.unchanged > 0;"),
+    (P + "push.c", "    *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;",
+     "    *last = run->ended;"),
+    (P + "push.c", "        snprintf(d->run->session_id, sizeof d->run->session_id, \"%s\", session_id);", "        (void)session_id;"),
+]
+
+
+class Build(harness.Build):
+    def link(self, objects, to):
+        made = harness.run(self.cc + [str(o) for o in objects] + LIBRARIES + ["-o", str(to)])
+        if made.returncode != 0:
+            raise SystemExit(f"{to} does not link:\n{made.stdout}")
+        return to
+
+
+def main():
+    harness.Build, harness.SOURCES = Build, SOURCES
+    failed = 0
+    for tests, mutations in ((ALONE, OF_ONE), (GROUP, OF_A_GROUP)):
+        harness.TESTS, harness.MUTATIONS = tests, mutations
+        failed += harness.main()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
