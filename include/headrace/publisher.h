@@ -182,7 +182,8 @@ void hr_push_receipt_free(hr_push_receipt *receipt); /* NULL is allowed */
 
 /* Publishes. Returns when every engine serves the new weights and every unit has been released; a
  * source that failed, or was not read to its end, has its units released too. *receipt is the
- * caller's. One call at a time on a publisher: a second one is HR_ERR_BUSY at once.
+ * caller's; NULL: not wanted. One call at a time on a publisher: a second one is HR_ERR_BUSY at
+ * once.
  *
  * A failure before commit leaves every engine as it was (session aborted on all; transports without
  * rollback say what they left). It names the engine and the stage of the first cause:
@@ -201,9 +202,10 @@ hr_status hr_publisher_push(hr_publisher *publisher, const hr_push *push, hr_pus
 
 /* Finishes a push whose commit was interrupted: engines that are prepared commit, engines that have
  * committed say so again. HR_ERR_SESSION when an engine has rolled back or does not know the
- * session (the message names it: push the same weights again, to that engine), or when it is still
+ * session (the message names it: push the same weights again as a new session), or when it is still
  * open, not prepared. weight_version (NULL: not checked) is compared with what engines say after
- * it. In groups rank 0 calls it alone. */
+ * it. With a pause mode engines are told to go on, in case one was away when the push did. In
+ * groups rank 0 calls it alone. */
 hr_status hr_publisher_resume(hr_publisher *publisher, const char *session_id,
                               const char *weight_version, hr_push_receipt **receipt, hr_error *err);
 

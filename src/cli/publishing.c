@@ -148,10 +148,10 @@ static void print_receipt(const hr_push_receipt *r) {
 
 static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt) {
     hr_progress_end(&p->progress);
-    if (p->json) {
+    if (p->json && (status == HR_OK || !p->tries_again)) {
         printf("%s\n", hr_publisher_report(p->publisher));
         fflush(stdout);
-    } else if (status == HR_OK) {
+    } else if (status == HR_OK && !p->json) {
         print_receipt(receipt);
     }
     if (status == HR_OK)

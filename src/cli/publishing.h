@@ -15,6 +15,7 @@ typedef struct hr_publishing {
     uint64_t bucket_size;
     double timeout; /* seconds */
     bool audit, pinned, json;
+    bool tries_again; /* set by whoever repeats a push: failures are its to tell */
     /* filled by hr_publishing_open */
     hr_publisher *publisher;
     hr_progress progress;

@@ -37,6 +37,7 @@ static void make_table(watch_flags *f) {
         {"--once", HR_CLI_FLAG, &f->once, NULL, "end after the first one that is published"},
     };
     hr_publishing_init(&f->publishing);
+    f->publishing.tries_again = true;
     f->interval = 1;
     memcpy(f->table, own, sizeof own);
     f->n = sizeof own / sizeof own[0];

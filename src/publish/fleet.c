@@ -93,6 +93,7 @@ static void take_answer(hr_fleet_engine *e, hr_stage stage, hr_stage_answer *ans
         return;
     }
     e->known = !answer->lost;
+    e->paused = e->paused || (stage == HR_STAGE_PAUSE && answer->lost); /* it may well be */
     if (stage == HR_STAGE_ABORT && (!answer->lost || e->error[0] != '\0'))
         return; /* nothing was open there, or what came first says more */
     snprintf(e->error, sizeof e->error, "%s: %.480s", hr_stage_name(stage), answer->err.message);

@@ -843,13 +843,16 @@ static hr_status enter_call(hr_publisher *p, hr_error *err) {
 static hr_status leave_call(hr_publisher *p, push_run *run, uint64_t start, hr_status status,
                             hr_push_receipt **receipt, hr_error *err) {
     hr_push_receipt *made = NULL;
+    hr_error late;
     run->facts.session_id = run->session_id;
     run->facts.total_ns = hr_now_ns(&p->fleet.clock) - start;
     hr_status kept = hr_push_receipt_make(&run->facts, leads(run) ? &p->fleet : NULL,
-                                          status != HR_OK ? err : NULL, &made, err);
+                                          status != HR_OK ? err : NULL, &made, &late);
     if (kept == HR_OK)
         hr_publisher_set_report(p, made);
-    if (status == HR_OK && kept == HR_OK)
+    else if (status == HR_OK)
+        *err = late;
+    if (status == HR_OK && kept == HR_OK && receipt != NULL)
         *receipt = made;
     else
         hr_push_receipt_free(made);
@@ -922,6 +925,9 @@ static hr_status run_resume(push_run *run, const char *session_id, const char *w
         append(err, "the session cannot be finished there: push the same weights again as a new "
                     "session, to all engines");
     HR_TRY(status);
+    request.stage = HR_STAGE_CONTINUE; /* the push may have left an engine paused that was away */
+    if (run->p->options.pause != HR_PUSH_PAUSE_NONE)
+        HR_TRY(run_stage(run, &request, HR_RETRY_LOST, err));
     return check_resumed(run->p, weight_version, err);
 }
 

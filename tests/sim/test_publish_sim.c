@@ -499,21 +499,21 @@ static void a_second_push_at_the_same_time_is_refused(void **state) {
 
 /* ---- pausing ---- */
 
-static void engines_go_on_after_a_pause(void **state) {
-    (void)state;
+static void engines_go_on(fleet_fault fault) {
     for (unsigned at = 0; at < 40; at++) {
         stand s;
         hr_publisher_options options = options_of(0);
         options.pause = HR_PUSH_PAUSE_RETRACT;
         stand_open(&s, &options);
         assert_int_equal(push(&s, 1, NULL), HR_OK);
-        fleet_link_init(&s.link, &s.fleet, at, FAULT_REFUSE);
+        fleet_link_init(&s.link, &s.fleet, at, fault);
         hr_status status = push(&s, 2, NULL);
         /* The one that refuses to go on stays as it is, and the push says so. */
-        bool refused_to = s.link.hit && s.link.stage == HR_STAGE_CONTINUE;
+        bool last = s.link.hit && s.link.stage == HR_STAGE_CONTINUE;
+        bool refused_to = last && fault == FAULT_REFUSE;
         for (size_t i = 0; i < FLEET_ENGINES; i++)
             assert_int_equal(s.fleet.engines[i].paused, refused_to && i == s.link.engine);
-        if (refused_to)
+        if (last)
             assert_non_null(strstr(s.err.message, "published on all engines, but"));
         assert_true(s.link.hit == (status != HR_OK));
         bool over = !s.link.hit;
@@ -522,6 +522,13 @@ static void engines_go_on_after_a_pause(void **state) {
             return;
     }
     fail_msg("a push has no end");
+}
+
+/* Also where it is not known whether the pause came about. */
+static void engines_go_on_after_a_pause(void **state) {
+    (void)state;
+    engines_go_on(FAULT_REFUSE);
+    engines_go_on(FAULT_LATE);
 }
 
 /* I25 */
@@ -555,6 +562,28 @@ static void a_session_that_was_rolled_back_cannot_be_resumed(void **state) {
                      HR_ERR_SESSION);
     assert_non_null(strstr(s.err.message, "http://engine-0, commit"));
     assert_non_null(strstr(s.err.message, "push the same weights again"));
+    stand_close(&s);
+}
+
+/* An engine that was away when the push committed and went on: resume does both for it. */
+static void resume_makes_paused_engines_go_on(void **state) {
+    (void)state;
+    stand s;
+    hr_publisher_options options = options_of(0);
+    options.pause = HR_PUSH_PAUSE_RETRACT;
+    stand_open(&s, &options);
+    assert_int_equal(push(&s, 1, NULL), HR_OK);
+    unsigned last_commit = s.link.calls - FLEET_ENGINES - 1;
+    fleet_link_init(&s.link, &s.fleet, last_commit, FAULT_LOSE_CALL);
+    s.link.repeat = 1000;
+    assert_int_equal(push(&s, 2, NULL), HR_ERR_PEER);
+    assert_int_equal(s.link.stage, HR_STAGE_COMMIT);
+    assert_true(fake_engine_serves(&s.fleet.engines[0], 2));
+    assert_true(fake_engine_serves(&s.fleet.engines[2], 1) && s.fleet.engines[2].paused);
+    s.link.fault = FAULT_NONE;
+    finish_commit(&s, 2);
+    for (size_t i = 0; i < FLEET_ENGINES; i++)
+        assert_false(s.fleet.engines[i].paused);
     stand_close(&s);
 }
 
@@ -612,6 +641,7 @@ int main(void) {
         cmocka_unit_test(engines_go_on_after_a_pause),
         cmocka_unit_test(half_written_engines_stay_paused_and_it_is_said),
         cmocka_unit_test(a_session_that_was_rolled_back_cannot_be_resumed),
+        cmocka_unit_test(resume_makes_paused_engines_go_on),
         cmocka_unit_test(a_transport_that_cannot_carry_it_is_refused),
         cmocka_unit_test(whole_adapters_are_not_divided),
     };
