@@ -23,6 +23,7 @@ enum { LOAD_WAIT_S = 120 };
 typedef struct evicted_name {
     struct evicted_name *next;
     const char *path; /* into text */
+    uint64_t line;    /* of the version that gave way */
     char name[];      /* the name, then the path */
 } evicted_name;
 
@@ -30,6 +31,8 @@ struct hr_adapter_version {
     hr_adapter_version *next; /* published, in load order */
     char *name, *path;        /* path NULL: it came over the wire and cannot be read again */
     uint64_t id, leases;
+    uint64_t line;     /* id of the first version since the name was last unloaded: a name that is
+                          unloaded and loaded again stands for another adapter */
     uint64_t last_use; /* store clock: raised by every acquire and publish */
     bool pinned, published;
     bool awaited;         /* recalled, and the request it was recalled for has no lease yet */
@@ -265,6 +268,7 @@ static bool forget_evicted(hr_adapter_store *store, const char *name) {
 
 static void remember_evicted(hr_adapter_store *store, hr_adapter_version *version) {
     evicted_name *e = version->memory, **link = &store->evicted;
+    e->line = version->line;
     version->memory = NULL;
     while (*link != NULL)
         link = &(*link)->next;
@@ -579,6 +583,8 @@ static hr_adapter_version *publish_version(hr_adapter_store *store, hr_adapter_v
     while (*link != NULL && strcmp((*link)->name, version->name) != 0)
         link = &(*link)->next;
     hr_adapter_version *former = *link, *dead = NULL;
+    const evicted_name *evicted = find_evicted(store, version->name);
+    version->line = former != NULL ? former->line : evicted != NULL ? evicted->line : version->id;
     if (former != NULL) {
         version->next = former->next;
         former->next = NULL;
@@ -753,8 +759,9 @@ static hr_lease_state state_of(hr_adapter_store *store, const hr_adapter_version
         return HR_LEASE_CURRENT;
     *now = find_published(store, version->name);
     if (*now != NULL)
-        return HR_LEASE_RENEWED;
-    return find_evicted(store, version->name) != NULL ? HR_LEASE_CURRENT : HR_LEASE_UNLOADED;
+        return (*now)->line == version->line ? HR_LEASE_RENEWED : HR_LEASE_UNLOADED;
+    const evicted_name *evicted = find_evicted(store, version->name);
+    return evicted != NULL && evicted->line == version->line ? HR_LEASE_CURRENT : HR_LEASE_UNLOADED;
 }
 
 hr_lease_state hr_adapter_store_renew(hr_adapter_store *store, hr_adapter_lease *lease) {

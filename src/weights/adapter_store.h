@@ -139,7 +139,8 @@ hr_status hr_adapter_store_check(hr_adapter_store *store, const char *name, hr_e
 typedef enum hr_lease_state {
     HR_LEASE_CURRENT, /* the name still stands for this version */
     HR_LEASE_RENEWED, /* it stood for another: the lease is now one of that */
-    HR_LEASE_UNLOADED /* the name is gone; the lease is as it was */
+    HR_LEASE_UNLOADED /* the name was unloaded, perhaps loaded again since as another adapter; the
+                         lease is as it was */
 } hr_lease_state;
 /* For a request that has not begun, or is computed anew: lease what its name stands for now. An
  * evicted name counts as CURRENT. A zero lease is CURRENT. */

@@ -66,6 +66,7 @@ typedef struct world {
     float bias[MAX_CASES][2];
     bool aborted[MAX_CASES], may_vanish[MAX_CASES];
     uint64_t adapter_now[MAX_CASES], base_now[MAX_CASES]; /* what computes its next row */
+    uint64_t unloads[N_NAMES], unloads_then[MAX_CASES];   /* of a name; when its request came */
     uint32_t retractions[MAX_CASES];                      /* that are noted as events */
     uint32_t label, n_labels; /* number of the weight version now, and of the last one made */
     bool frozen;
@@ -162,10 +163,28 @@ static void load_some(world *w) {
     hr_adapter_store_publish(w->store, reservation, &payload);
 }
 
+static uint32_t index_of(const char *name) {
+    uint32_t n = 0;
+    while (strcmp(names[n], name) != 0)
+        n++;
+    return n;
+}
+
+static bool unload_name(world *w, const char *name) {
+    w->unloads[index_of(name)]++;
+    return hr_adapter_store_unload(w->store, name, NULL) == HR_OK;
+}
+
+/* Its name was unloaded since request i came; what the name stands for now is another adapter. */
+static bool was_unloaded(const world *w, uint32_t i) {
+    const char *name = w->cases[i].params.lora_name;
+    return name != NULL && w->unloads[index_of(name)] != w->unloads_then[i];
+}
+
 /* As a trainer does each step: unload and load under the same name; true when the name was there.
  */
 static bool reload(world *w, const char *name) {
-    bool there = hr_adapter_store_unload(w->store, name, NULL) == HR_OK;
+    bool there = unload_name(w, name);
     hr_adapter_reservation *reservation;
     if (hr_adapter_store_reserve(w->store, name, "/nowhere", false, &reservation, NULL) != HR_OK)
         return false;
@@ -211,10 +230,12 @@ static void push_event(world *w, uint32_t i, uint32_t kept) {
 static void foretell_newest(world *w, uint32_t i, uint32_t kept) {
     const char *name = w->cases[i].params.lora_name;
     uint64_t adapter = w->adapter_now[i];
-    if (name != NULL && hr_adapter_store_state(w->store, name) == HR_ADAPTER_LOADED)
+    if (was_unloaded(w, i))
+        w->may_vanish[i] = true;
+    else if (name != NULL && hr_adapter_store_state(w->store, name) == HR_ADAPTER_LOADED)
         adapter = value_of_name(w, name);
     else if (name != NULL && hr_adapter_store_state(w->store, name) == HR_ADAPTER_UNKNOWN)
-        w->may_vanish[i] = true;
+        w->may_vanish[i] = true; /* it gave way so long ago that it is forgotten */
     if (adapter == w->adapter_now[i] && w->model.base == w->base_now[i])
         return;
     if (adapter != w->adapter_now[i]) {
@@ -230,6 +251,8 @@ static bool is_current(world *w, uint32_t i) {
     const char *name = w->cases[i].params.lora_name;
     if (name == NULL)
         return true;
+    if (was_unloaded(w, i))
+        return false;
     hr_adapter_state state = hr_adapter_store_state(w->store, name);
     return state == HR_ADAPTER_EVICTED ||
            (state == HR_ADAPTER_LOADED && value_of_name(w, name) == w->adapter_now[i]);
@@ -369,7 +392,7 @@ static void change_some(world *w) {
 }
 
 static void unload_some(world *w) {
-    (void)hr_adapter_store_unload(w->store, names[roll(w, N_NAMES)], NULL);
+    (void)unload_name(w, names[roll(w, N_NAMES)]);
 }
 
 static void draw_sampling(world *w, uint32_t i, hr_sampling_params *s) {
@@ -445,6 +468,8 @@ static void submit_some(world *w) {
     const fake_lora *lora = hr_adapter_lease_data(&lease);
     c->adapter = w->adapter_now[i] = lora != NULL ? lora->value : 0;
     c->base = w->base_now[i] = w->model.base;
+    if (c->params.lora_name != NULL)
+        w->unloads_then[i] = w->unloads[index_of(c->params.lora_name)];
     hr_request *r = NULL;
     if (hr_request_create(&c->params, &w->config.limits, 0, &w->alloc, &r, NULL) != HR_OK) {
         assert_true(w->memory.failed); /* the only reason */
@@ -780,6 +805,7 @@ static fake_case *submit_fixed(world *w, uint32_t n_prompt, uint32_t max_new, ui
     fake_case_record(c);
     hr_adapter_lease lease = {0};
     c->params.lora_name = adapter == 0 ? NULL : names[adapter - 1];
+    w->unloads_then[i] = adapter == 0 ? 0 : w->unloads[adapter - 1];
     if (adapter != 0)
         assert_int_equal(hr_adapter_store_acquire(w->store, c->params.lora_name, &lease, NULL),
                          HR_OK);
@@ -940,7 +966,7 @@ static void run_change_after(uint32_t n, uint32_t mode, const change *c, bool un
         note_retractions(w);
     }
     if (unload) {
-        assert_int_equal(hr_adapter_store_unload(w->store, names[0], NULL), HR_OK);
+        assert_true(unload_name(w, names[0]));
         foretell_waiting(w);
         hr_scheduler_renew_waiting(w->scheduler);
         for (uint32_t i = 0; i < w->n_cases; i++) /* who waits for it ends at once */
@@ -1002,7 +1028,7 @@ static void a_request_that_the_cache_sent_back_keeps_its_version(void **state) {
         while (!w->live[1]->keeps_version)
             assert_true(step(w));
         if (unload)
-            assert_int_equal(hr_adapter_store_unload(w->store, names[0], NULL), HR_OK);
+            assert_true(unload_name(w, names[0]));
         else
             make_change(w, &(change){.names = {names[0]}, .version = true});
         uint64_t made_by = w->adapter_now[1];

@@ -439,6 +439,23 @@ static void names_change_together_and_old_versions_live_while_leased(void **stat
     hr_adapter_store_destroy(store);
 }
 
+static void a_name_that_is_loaded_again_after_an_unload_is_another_adapter(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(0, 8);
+    payload first = {0}, upsert = {0}, other = {0};
+    load(store, "x", false, &first);
+    hr_adapter_lease held = acquire(store, "x");
+    hr_adapter_publication items[] = {item(store, "x", NULL, &upsert)};
+    publish_all(store, items, 1);
+    assert_int_equal(hr_adapter_store_unload(store, "x", NULL), HR_OK);
+    load(store, "x", false, &other);
+    assert_int_equal(hr_adapter_store_renew(store, &held), HR_LEASE_UNLOADED);
+    assert_int_equal(first.destroyed, 0);
+    assert_false(hr_adapter_store_is_current(store, &held));
+    hr_adapter_store_release(store, &held);
+    hr_adapter_store_destroy(store);
+}
+
 static void what_came_by_stream_never_gives_way(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(2, 8);
@@ -703,6 +720,7 @@ int main(void) {
         cmocka_unit_test(concurrent_recalls_of_one_name_load_it_once),
         cmocka_unit_test(a_registered_name_is_unknown_until_it_is_published),
         cmocka_unit_test(names_change_together_and_old_versions_live_while_leased),
+        cmocka_unit_test(a_name_that_is_loaded_again_after_an_unload_is_another_adapter),
         cmocka_unit_test(what_came_by_stream_never_gives_way),
         cmocka_unit_test(an_upsert_pins_no_more_than_a_load_may),
         cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
