@@ -122,19 +122,23 @@ hr_body hr_exchange_take_body(hr_exchange *x) {
 typedef struct query_visit {
     bool (*fn)(void *ctx, const char *key, const char *value);
     void *ctx;
+    bool cut; /* one has a NUL */
 } query_visit;
 
 static enum MHD_Result visit_query(void *cls, enum MHD_ValueKind kind, const char *key,
-                                   const char *value) {
+                                   size_t key_size, const char *value, size_t value_size) {
     (void)kind;
     query_visit *visit = cls;
-    return visit->fn(visit->ctx, key, value != NULL ? value : "") ? MHD_YES : MHD_NO;
+    visit->cut = memchr(key, '\0', key_size) != NULL ||
+                 (value != NULL && memchr(value, '\0', value_size) != NULL);
+    return !visit->cut && visit->fn(visit->ctx, key, value != NULL ? value : "") ? MHD_YES : MHD_NO;
 }
 
-void hr_exchange_query_each(const hr_exchange *x,
+bool hr_exchange_query_each(const hr_exchange *x,
                             bool (*fn)(void *ctx, const char *key, const char *value), void *ctx) {
-    query_visit visit = {fn, ctx};
-    MHD_get_connection_values(x->connection, MHD_GET_ARGUMENT_KIND, visit_query, &visit);
+    query_visit visit = {.fn = fn, .ctx = ctx};
+    MHD_get_connection_values_n(x->connection, MHD_GET_ARGUMENT_KIND, visit_query, &visit);
+    return !visit.cut;
 }
 
 const char *hr_exchange_query(const hr_exchange *x, const char *key) {

@@ -57,8 +57,9 @@ hr_body hr_exchange_take_body(hr_exchange *exchange);
 /* Of the query string, "" for a key without a value; and a header of the request. NULL when absent.
  * Inside the handler only. */
 const char *hr_exchange_query(const hr_exchange *exchange, const char *key);
-/* Every key of the query string with its value, in order; fn returns false to stop. */
-void hr_exchange_query_each(const hr_exchange *exchange,
+/* Every key of the query string with its value, in order; fn returns false to stop. False when one
+ * of them has a NUL: it would be cut there, so it is not shown to fn, nor is what follows. */
+bool hr_exchange_query_each(const hr_exchange *exchange,
                             bool (*fn)(void *ctx, const char *key, const char *value), void *ctx);
 const char *hr_exchange_request_header(const hr_exchange *exchange, const char *name);
 

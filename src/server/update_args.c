@@ -2,6 +2,7 @@
 #include "server/update_args.h"
 
 #include "format/json.h"
+#include "format/json_check.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -55,9 +56,18 @@ hr_status hr_args_check(const cJSON *args, const char *const *known, hr_error *e
     return HR_OK;
 }
 
+static bool is_utf8(const char *text) {
+    size_t len = strlen(text), at = 0, n;
+    while (at < len && (n = hr_utf8_sequence(text + at, len - at)) > 0)
+        at += n;
+    return at == len;
+}
+
 hr_status hr_args_add(cJSON *args, const char *key, const char *value, hr_error *err) {
     if (hr_json_get(args, key) != NULL)
         return hr_fail(err, HR_ERR_INVALID, "the key \"%.100s\" is given twice", key);
+    if (!is_utf8(key) || !is_utf8(value))
+        return hr_fail(err, HR_ERR_INVALID, "the key \"%.100s\": wanted UTF-8", key);
     if (cJSON_AddStringToObject(args, key, value) == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for the query string");
     return HR_OK;

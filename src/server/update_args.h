@@ -16,8 +16,8 @@
  * clients send and has no meaning here, and a key that stands twice in one object. */
 hr_status hr_args_check(const cJSON *args, const char *const *known, hr_error *err);
 
-/* Adds a key of the query string as a string; one that is there already is refused as given twice.
- */
+/* Adds a key of the query string as a string. One that is there already is refused as given twice,
+ * and so is what is not UTF-8: no JSON could name it again. */
 hr_status hr_args_add(cJSON *args, const char *key, const char *value, hr_error *err);
 
 /* Members by key. One that is absent or null leaves *out as it was. Booleans are true and false, 1

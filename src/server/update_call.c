@@ -179,7 +179,8 @@ void hr_update_call_start(hr_server *server, hr_exchange *exchange, const hr_upd
     hr_exchange_defer(exchange, &async);
     hr_exchange_ref(exchange);
 
-    hr_exchange_query_each(exchange, add_query, &reader);
+    if (!hr_exchange_query_each(exchange, add_query, &reader))
+        reader.status = hr_fail(&reader.err, HR_ERR_INVALID, "the query string holds a NUL");
     const char *config =
         route->image ? hr_exchange_request_header(exchange, "X-Lora-Config") : NULL;
     if (reader.status == HR_OK && config != NULL)

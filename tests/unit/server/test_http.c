@@ -62,7 +62,8 @@ static void take(hr_exchange *x, void *app) {
     (void)hr_exchange_body(x, &left);
     hr_buf_printf(&text, "%zu %zu %c", body.len, left,
                   body.len > 0 ? body.data[body.len - 1] : '-');
-    hr_exchange_query_each(x, list_pair, &text);
+    if (!hr_exchange_query_each(x, list_pair, &text))
+        hr_buf_printf(&text, " and a NUL");
     hr_body_free(&body);
     hr_exchange_reply(x, 200, &text);
 }
@@ -359,6 +360,8 @@ static void a_route_may_take_larger_bodies_and_keep_them(void **state) {
     }
     read_reply(send_request("POST", "/take", body, 0), reply, sizeof reply);
     assert_non_null(strstr(reply, "0 0 -"));
+    read_reply(send_request("POST", "/take?b=2&a=x%00y&c", body, 0), reply, sizeof reply);
+    assert_non_null(strstr(reply, "0 0 - b=2 and a NUL"));
     free(body);
 }
 

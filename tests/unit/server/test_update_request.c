@@ -108,6 +108,9 @@ static void a_key_of_the_query_must_not_come_twice(void **state) {
     assert_int_equal(hr_args_add(args, "truncate_size", "5", &err), HR_OK);
     assert_int_equal(hr_args_add(args, "name", "y", &err), HR_ERR_INVALID);
     assert_int_equal(hr_args_add(args, "truncate_size", "6", &err), HR_ERR_INVALID);
+    assert_int_equal(hr_args_add(args, "lora_name", "caf\xc3\xa9", &err), HR_OK);
+    assert_int_equal(hr_args_add(args, "other", "caf\xc3", &err), HR_ERR_INVALID);
+    assert_int_equal(hr_args_add(args, "\xed\xa0\x80", "x", &err), HR_ERR_INVALID);
     cJSON_Delete(args);
 }
 
