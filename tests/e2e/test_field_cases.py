@@ -1,5 +1,68 @@
-"""Reports from the field that no other test owns, by the number of the case. After each the engine is at rest: every
-lease is back and every page is free or cached."""
+"""Reports from the field by the number of their case. First where each is held; then those that no other test owns. After
+each of these the engine is at rest: every lease is back and every page is free or cached.
+
+ 1  cache, adapter reload    test_differential (a name reloaded), test_field_upserts (switches the whole adapter), test_hammer
+ 2  cache, adapter choice    test_differential (one prompt under two adapters)
+ 3  upsert                   test_field_upserts; unit/weights/test_receiver (i06, i08), sim/test_session_sim
+ 4  unload after n=16        test_control (after parallel samples)
+ 5  leases of the aborted    test_control (aborts in every state, clients that vanish), sim/test_scheduler_sim
+ 6  pause and unload         test_field_pause; test_control (adapters load and unload while paused)
+ 7  KV over a base update    test_field_base, test_field_pause (32); test_updates (kv of an old version)
+ 8  mixed batches            test_differential (a crowd), test_parity (bits do not depend on batch)
+ 9  failed base updates      test_field_base; unit/engine/test_updates (in_place_a_failure_is_unservable_until_all_weights_came)
+10  modules not named        here; test_peft_fields (tensors that do not fit the config)
+11  rank and alpha patterns  test_peft_fields (modules, ranks and scales), test_parity
+12  bad loads                here; test_differential (a bad adapter disturbs nobody), test_adapters
+13  batch cap                test_adapters (wait their turn), sim/test_scheduler_sim
+14  ranks in one place       here; test_field_upserts (switches the whole adapter)
+15  biases under adapters    test_field_base
+17  tied heads               test_adapters (tied head), test_parity, test_updates
+18  silent failures          test_field_base, test_field_upserts, test_updates (a load without tensors), test_python_package
+19  groups                   test_updates (what is not served); also 35, 48, 67
+20  version between pauses   test_field_pause; test_updates (a new version aborts)
+21  pausing                  test_field_pause (every route), test_control
+22  sampled logprobs         test_generate (before truncation, greedy not scaled)
+23  precision                test_field_precision; test_parity
+24  buckets and memory       unit/weights/test_receiver (i04), test_payload_probe; 38 too
+25  pickles                  test_torch_payload, test_field_base (through the server), fuzz_torch_payload, fuzz_receiver
+26  ids as sent              test_generate (token ids are used as sent)
+27  stops                    test_streaming (stops across tokens)
+28  streamed text            test_streaming (characters are never split), test_tokenizer
+29  safetensors              test_safetensors, unit/format/test_safetensors, fuzz_safetensors; 57 and 69 too
+30  ids out of range         test_generate (wrong requests), test_robust (neighbours)
+31  clients that leave       test_control (a client that vanishes), test_robust
+32  two versions in one KV   test_field_pause; unit/engine/test_updates (frozen requests)
+33  unload under fire        test_control (load and unload under fire)
+34  rslora                   test_peft_fields, test_parity
+36  names of trainers        test_peft_fields (known names resolve alike)
+37  unknown names            here; test_completions
+39  descriptors, memory      here; test_field_upserts, test_payload_probe (shared memory stays flat), test_hammer
+40  keys and hostile paths   test_auth (every route); here
+41  sessions                 here; test_updates, test_real_client (out of order, slots), unit/weights/test_receiver
+42  reload step by step      test_differential, test_real_client (unload before load for five steps)
+43  evictions                here; test_control (more adapters than places), unit/weights/test_adapter_store
+44  targets as a string      test_adapters, test_peft_fields
+45  saved heads              test_adapters, test_field_upserts
+46  a base for an adapter    test_field_base; unit/weights/test_receiver (i12)
+47  abort and flush          test_field_pause (by update); here (by pause)
+49  DoRA                     test_peft_fields, test_field_upserts
+50  added tokens             unit/format/test_peft, test_updates (registration)
+51  types                    here; test_field_precision, test_field_upserts, test_weight_digests
+53  a failure reaches all    sim/test_publish_group_sim, test_push (dead engine), test_python_package (a failure of one rank)
+54  aborts by rid            test_control (exactly its rid, nobody, all)
+55  how adapters are named   test_completions; test_updates (a reply names the adapter)
+56  logprobs in JSON         here
+58  files needed no more     here
+60  merged twice             test_field_base; test_real_client (adapter rounds leave the base), test_updates
+61  replicas                 unit/cli/test_serve_options (refused); 59, 62, 63, 16 come with several ranks
+64  payloads by rank         test_field_base, test_updates (a payload that is none), test_real_client
+65  memory lent by trainers  test_payload_probe; device handles are refused in test_torch_payload
+66  names with versions      here
+68  added tokens decoded     test_tokenizer
+70  quantised trainers       test_field_base; test_updates (what a bucket may not hold)
+72  biases of adapters       test_peft_fields
+52 (routed experts) and 71 (metrics) wait for what they are about.
+"""
 
 import concurrent.futures
 import json
@@ -10,10 +73,11 @@ import threading
 import time
 
 import pytest
+import requests
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from tools import make_tiny_adapters, make_tiny_models
+from tests.e2e import trainer_forms as forms
 from tools.engine import Engine
 
 PROMPT = [5, 17, 40, 8, 99, 3, 250]
@@ -87,6 +151,22 @@ def resident_kib(engine):
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
+def test_case_10_modules_that_the_server_was_not_told_of_are_not_dropped(tiny_dir, copy, adapter_dirs):
+    """`--lora-target-modules` limits nothing here: an adapter of other modules is served, not answered by the base."""
+    path = copy()
+    tensors = {key: value for key, value in load_file(path / "adapter_model.safetensors").items() if "down_proj" in key}
+    save_file(tensors, path / "adapter_model.safetensors")
+    config = json.loads((path / "adapter_config.json").read_text())
+    config["target_modules"] = ["down_proj"]
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    with Engine(tiny_dir, "--lora-target-modules", "qkv_proj", skip_tokenizer=True) as engine:
+        engine.load("disk", path)
+        engine.call("/load_lora_adapter_from_tensors", {"lora_name": "wire", "config_dict": config,
+                                                        "serialized_tensors": forms.plain(tensors)})
+        base, disk, wire = engine.score([PROMPT] * 3, [None, "disk", "wire"])
+        assert disk == wire and disk.prompt != base.prompt
+
+
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors", "added_tokens.json"])
 def test_case_12_a_fifo_in_place_of_a_file_does_not_hold_a_load(engine, copy, file):
     path = copy()
@@ -140,18 +220,17 @@ def test_case_14_ranks_follow_one_another_in_one_place(engine, adapter_dirs):
         engine.unload("place")
 
 
-def test_case_15_a_base_with_biases_keeps_them_under_an_adapter():
-    model = make_tiny_models.write("qwen2-gqa-tied")
-    adapters = make_tiny_adapters.write_all(model)
-    with Engine(model, dtype="bfloat16", skip_tokenizer=True) as plain:
-        base = plain.score([PROMPT], new_tokens=4)
-    with Engine(model, "--lora-paths", f"zero={adapters['zero']}", f"real={adapters['seven-r8']}", dtype="bfloat16",
-                skip_tokenizer=True) as engine:
-        assert engine.score([PROMPT], new_tokens=4) == base
-        mixed = engine.score([PROMPT] * 3, ["zero", "real", None], new_tokens=4)
-        assert mixed[0] == mixed[2] == base[0]
-        assert mixed[1].prompt != base[0].prompt
-        at_rest(engine)
+@pytest.mark.parametrize("value", ["q%00r", "%ff%fe", "%c0%80", "a%ed%a0%80"])
+def test_case_25_a_query_that_is_no_text_is_refused(engine, adapter_dirs, value):
+    """A name cut at a NUL would be another adapter's; one that is not UTF-8 could never be asked for."""
+    image = (adapter_dirs["qv-r1"] / "adapter_model.safetensors").read_bytes()
+    headers = {"X-Lora-Config": (adapter_dirs["qv-r1"] / "adapter_config.json").read_text().replace("\n", " ")}
+    engine.load("q", adapter_dirs["qv-r1"])
+    before = engine.get("/server_info").json()["adapters"], engine.get("/model_info").json()["weight_version"]
+    for query in (f"lora_name={value}", f"lora_name=x&weight_version={value}", f"lora_name=x&{value}=1"):
+        reply = requests.post(f"{engine.url}/update_weights_from_safetensors?{query}", data=image, headers=headers, timeout=60)
+        assert reply.status_code == 400 and reply.json()["success"] is False, query
+    assert (engine.get("/server_info").json()["adapters"], engine.get("/model_info").json()["weight_version"]) == before
 
 
 @pytest.mark.parametrize("name", ["GHOST", "Known", "a/b", "base:known", "known ", "known\n", "../known"])
@@ -180,6 +259,54 @@ def test_case_39_loads_leave_no_descriptor_and_no_memory_behind(engine, adapter_
     rounds(300)
     assert descriptors(engine) == before
     assert resident_kib(engine) - memory < 8 << 10
+
+
+def test_case_40_paths_in_a_config_are_not_followed(engine, adapter_dirs, tmp_path):
+    """Fields that name places stand in every config of PEFT; a fifo in their place would hold who opens it."""
+    trap = tmp_path / "trap"
+    os.mkfifo(trap)
+    config = json.loads((adapter_dirs["qv-r1"] / "adapter_config.json").read_text())
+    tensors = load_file(adapter_dirs["qv-r1"] / "adapter_model.safetensors")
+    started = time.monotonic()
+    for places in ({"base_model_name_or_path": str(trap)}, {"base_model_name_or_path": "hf-internal-testing/x", "revision": "main"},
+                   {"auto_mapping": {"base_model_class": "X", "parent_library": str(trap)}}, {"auto_map": {"AutoModel": "x--y.Z"}},
+                   {"path": str(trap)}):
+        reply = engine.post("/load_lora_adapter_from_tensors", {
+            "lora_name": "x", "config_dict": {**config, **places}, "upsert": True, "serialized_tensors": forms.plain(tensors)})
+        assert reply.status_code == 200 or list(places)[0] in reply.json()["error_message"]
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("sent", ["nine tenths", "nothing"])
+def test_case_41_a_stream_that_is_not_whole_is_not_published(engine, adapter_dirs, sent):
+    """A new name without a manifest: not servable between its registration and its end, nor after a stream that lacks
+    something; and registering it again finds nothing of what came before."""
+    config = json.loads((adapter_dirs["seven-r8"] / "adapter_config.json").read_text())
+    tensors = load_file(adapter_dirs["seven-r8"] / "adapter_model.safetensors")
+    keys = sorted(tensors)
+
+    def stream(keys):
+        reply = engine.post("/begin_weight_update", {"sync_base": False, "adapters": ["x"]})
+        assert reply.status_code == 200
+        if keys:
+            engine.call("/update_weights_from_tensor", {"flush_cache": False, "serialized_named_tensors": [
+                forms.plain([(f"x:{key}", tensors[key]) for key in keys])]})
+        assert engine.post("/generate", {"input_ids": PROMPT, "lora_path": "x"}).status_code == 400
+        return engine.post("/end_weight_update", {})
+
+    for part in (keys[: len(keys) * 9 // 10 // 2 * 2], keys[2:]):
+        engine.call("/register_lora_adapter", {"lora_name": "x", "config_dict": config})
+        reply = stream(part if sent == "nine tenths" else [])
+        assert reply.status_code == 400 and "x" in reply.json()["message"]
+        assert engine.post("/generate", {"input_ids": PROMPT, "lora_path": "x"}).status_code == 400
+        assert "x" not in loaded(engine)
+    engine.call("/register_lora_adapter", {"lora_name": "x", "config_dict": config})
+    reply = engine.post("/begin_weight_update", {"sync_base": False})
+    engine.call("/update_weights_from_tensor", {"flush_cache": False, "serialized_named_tensors": [
+        forms.plain([(f"x:{key}", tensor) for key, tensor in tensors.items()])]})
+    engine.call("/end_weight_update", {})
+    engine.load("y", adapter_dirs["seven-r8"])
+    assert answer(engine, "x") == answer(engine, "y")
 
 
 def test_case_43_more_adapters_than_may_be_loaded_all_get_served(tiny_dir, adapter_dirs):
@@ -269,27 +396,69 @@ def test_case_56_an_adapter_that_overflows_fails_alone(engine, copy):
             assert "not finite" in future.result().json()["error"]["message"]
 
 
-def test_case_58_a_loaded_adapter_needs_its_files_no_more(engine, copy):
+@pytest.mark.parametrize("how", ["load", "upsert of a session"])
+def test_case_58_a_loaded_adapter_needs_its_files_no_more(engine, copy, how):
     path = copy()
     engine.load("x", path)
-    engine.unload("x")
-    engine.load("x", path)
+    if how == "load":
+        engine.unload("x")
+        engine.load("x", path)
+    else:
+        tensors = load_file(path / "adapter_model.safetensors")
+        config = json.loads((path / "adapter_config.json").read_text())
+        engine.call("/register_lora_adapter", {"lora_name": "x", "config_dict": config, "lora_path": str(path)})
+        engine.call("/begin_weight_update", {"sync_base": False})
+        engine.call("/update_weights_from_tensor", {"flush_cache": False, "serialized_named_tensors": [
+            forms.plain([(f"x:{key}", tensor) for key, tensor in tensors.items()])]})
+        engine.call("/end_weight_update", {})
     expected = answer(engine, "x")
     shutil.rmtree(path)
     assert all(answer(engine, "x") == expected for _ in range(50))
 
 
-def test_case_66_a_new_name_for_each_version(tiny_dir, adapter_dirs):
-    """The list of names and what is served agree after each load; old versions go, memory stays."""
+@pytest.mark.parametrize("route", ["disk", "session with a path", "load call", "session", "safetensors"])
+def test_case_66_a_new_name_for_each_version(tiny_dir, adapter_dirs, route):
+    """The list of names, the engine's own and what is served agree after each load; memory stays. Names that can be read again
+    give way to new ones; of those that came over the wire a new one over the cap is refused, and there is room after an unload."""
     paths = [adapter_dirs[name] for name in ("seven-r8", "all-linear-r16", "rslora-r64")]
+    configs = [json.loads((path / "adapter_config.json").read_text()) for path in paths]
+    tensors = [load_file(path / "adapter_model.safetensors") for path in paths]
+
+    def load(engine, name, kind):
+        if route == "disk":
+            return engine.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(paths[kind])})
+        if route == "load call":
+            return engine.post("/load_lora_adapter_from_tensors", {
+                "lora_name": name, "config_dict": configs[kind], "serialized_tensors": forms.plain(tensors[kind])})
+        if route == "safetensors":
+            return requests.post(f"{engine.url}/update_weights_from_safetensors?lora_name={name}", data=save(tensors[kind]),
+                                 headers={"X-Lora-Config": json.dumps(configs[kind])}, timeout=60)
+        path = {"lora_path": str(paths[kind])} if route == "session with a path" else {}
+        reply = engine.post("/register_lora_adapter", {"lora_name": name, "config_dict": configs[kind], **path})
+        if reply.status_code != 200:
+            return reply
+        engine.call("/begin_weight_update", {"sync_base": False})
+        engine.call("/update_weights_from_tensor", {"flush_cache": False, "serialized_named_tensors": [
+            forms.plain([(f"{name}:{key}", tensor) for key, tensor in tensors[kind].items()])]})
+        return engine.post("/end_weight_update", {})
+
     with Engine(tiny_dir, "--max-loaded-loras", 4, "--max-loras-per-batch", 4, skip_tokenizer=True) as engine:
         expected, sizes = {}, []
         for version in range(42):
-            body = engine.load(f"x-v{version}", paths[version % 3])
-            names = {f"x-v{v}" for v in range(max(0, version - 3), version + 1)}
-            assert loaded(engine) == set(body["loaded_adapters"]) == names
-            output = answer(engine, f"x-v{version}")
+            name, names = f"x-v{version}", {f"x-v{v}" for v in range(max(0, version - 3), version + 1)}
+            reply = load(engine, name, version % 3)
+            if version >= 4 and route in ("load call", "session", "safetensors"):
+                assert reply.status_code == 400 and "max-loaded-loras" in reply.text
+                assert engine.post("/generate", {"input_ids": PROMPT, "lora_path": name}).status_code == 400
+                engine.unload(f"x-v{version - 4}")
+                reply = load(engine, name, version % 3)
+            assert reply.status_code == 200, reply.text
+            assert loaded(engine) == names == {a["lora_name"] for a in engine.get("/server_info").json()["adapters"]}
+            output = answer(engine, name)
             assert expected.setdefault(version % 3, output) == output
             sizes.append(resident_kib(engine))
+        assert len({str(output) for output in expected.values()}) == 3
         assert sizes[-1] - sizes[20] < 8 << 10
+        if "path" in route or route == "disk":  # an old name is read again from its directory, and its content with it
+            assert answer(engine, "x-v2") == expected[2]
         at_rest(engine)
