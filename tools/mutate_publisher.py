@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Takes one guard at a time out of the publisher and demands that its simulations notice; as tools/mutate_sessions.py does
-with the receiver, which see.
+"""Takes one guard at a time out of the publisher and demands that its simulations notice; as tools/mutate_sessions.py
+does with the receiver, which see.
 
     mutate_publisher.py [--every N --part K] [SOURCE_ROOT]
 """
@@ -11,7 +11,8 @@ import mutate_sessions as harness
 P, T = "src/publish/", "src/transport/"
 SOURCES = harness.SOURCES + ["src/tensor/convert.c", "src/base/log.c"] + ["src/format/" + name + ".c" for name in (
     "base64", "file", "json", "json_check", "json_writer", "safetensors", "safetensors_write", "torch_write")] + [
-    P + name + ".c" for name in ("bucket", "fleet", "gather", "ledger", "publisher", "push", "receipt", "round")] + [
+    P + name + ".c" for name in ("bucket", "fleet", "gather", "ledger", "publisher", "push", "push_declare",
+                                  "push_session", "push_stream", "receipt", "round")] + [
     T + name + ".c" for name in (
         "dialect", "engine_receipt", "http_client", "http_transport", "reply", "safetensors_dialect", "sglang_body",
         "sglang_dialect", "stage", "wire_bucket")]
@@ -22,38 +23,38 @@ LIBRARIES = ["-lcurl", "-lcjson", "-lxxhash", "-lcrypto", "-lcmocka", "-lpthread
 
 OF_ONE = [
     # ---- what engines received ----
-    (P + "push.c", "    if (!e->has_receipt || !r->has_xxh3)", "    if (false)"),
-    (P + "push.c", "        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)", "        false)"),
-    (P + "push.c", "        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));", "        ;"),
+    (P + "push_session.c", "    if (!e->has_receipt || !r->has_xxh3)", "    if (false)"),
+    (P + "push_session.c", "        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)", "        false)"),
+    (P + "push_session.c", "        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));", "        ;"),
     (T + "wire_bucket.c", "            hr_xxh3(t->tensor->data, bytes, t->xxh3);", "            ;"),
     (T + "wire_bucket.c", "            hr_xxh3_stream_digest(b->stream, t->xxh3);", "            ;"),
-    (P + "push.c", "        memcpy(e->xxh3, t->xxh3, HR_XXH3_SIZE);", "        ;"),
+    (P + "push_stream.c", "        memcpy(e->xxh3, t->xxh3, HR_XXH3_SIZE);", "        ;"),
     # ---- what may leave ----
-    (P + "push.c", "        if (!run->seen[i])\n", "        if (false)\n"),
-    (P + "push.c", "    if (run->push->sync_base && !run->base_seen)\n", "    if (false)\n"),
+    (P + "push_stream.c", "        if (!run->seen[i])\n", "        if (false)\n"),
+    (P + "push_stream.c", "    if (run->push->sync_base && !run->base_seen)\n", "    if (false)\n"),
     (P + "bucket.c", "    if (!declared)\n", "    if (false)\n"),
     (P + "bucket.c", "    if (unit->adapter == NULL && !push->sync_base)\n", "    if (false)\n"),
     (P + "bucket.c", "    if (adapter == NULL && strchr(t->name, ':') != NULL)\n", "    if (false)\n"),
     (P + "bucket.c", "        HR_TRY(hr_wire_name_split(t->name, NULL, &parts, err));", "        (void)parts;"),
     (P + "bucket.c", "        elements * hr_dtype_size(t->dtype) != t->bytes ||", "        false ||"),
-    (P + "push.c", "    if (push->complete_base && !push->sync_base)\n", "    if (false)\n"),
-    (P + "push.c", "    if (run->push->sync_base && !t->carries_base)\n", "    if (false)\n"),
-    (P + "push.c", "    if (run->push->n_adapters > 0 && !t->carries_adapters)\n", "    if (false)\n"),
+    (P + "push_declare.c", "    if (push->complete_base && !push->sync_base)\n", "    if (false)\n"),
+    (P + "push_declare.c", "    if (run->push->sync_base && !t->carries_base)\n", "    if (false)\n"),
+    (P + "push_declare.c", "    if (run->push->n_adapters > 0 && !t->carries_adapters)\n", "    if (false)\n"),
     # ---- buckets ----
-    (P + "push.c", "    return bytes > room || run->bucket.bytes > room - bytes;", "    return false;"),
-    (P + "push.c", "    if (one_part(run) && !same_part(run, unit))\n", "    if (false)\n"),
-    (P + "push.c", "    if (run->sent_whole[adapter_index(run, unit->adapter)])\n", "    if (false)\n"),
-    (P + "push.c", "        hr_push_bucket_clear(&run->bucket);\n", ""),
+    (P + "push_stream.c", "    return bytes > room || run->bucket.bytes > room - bytes;", "    return false;"),
+    (P + "push_stream.c", "    if (one_part(run) && !same_part(run, unit))\n", "    if (false)\n"),
+    (P + "push_stream.c", "    if (run->sent_whole[adapter_index(run, unit->adapter)])\n", "    if (false)\n"),
+    (P + "push_stream.c", "        hr_push_bucket_clear(&run->bucket);\n", ""),
     (P + "push.c", "    hr_unit_release(&run.pending);\n", ""),
-    (P + "push.c", "    run->index++;\n", ""),
+    (P + "push_stream.c", "    run->index++;\n", ""),
     # ---- all or nothing ----
-    (P + "push.c", "        roll_back(run);\n", "        ;\n"),
-    (P + "push.c", "    if (status != HR_OK && run->begun && !run->committed)", "    if (status != HR_OK && run->begun)"),
-    (P + "push.c", "    run->committed = true;\n    run->p->unstoppable = true;\n", "    run->committed = true;\n"),
-    (P + "push.c", "    continue_engines(run, status", "    if (status == HR_OK)\n        continue_engines(run, status"),
-    (P + "push.c", "    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;",
+    (P + "push_session.c", "        roll_back(run);\n", "        ;\n"),
+    (P + "push_session.c", "    if (status != HR_OK && run->begun && !run->committed)", "    if (status != HR_OK && run->begun)"),
+    (P + "push_session.c", "    run->committed = true;\n    run->p->unstoppable = true;\n", "    run->committed = true;\n"),
+    (P + "push_session.c", "    continue_engines(run, status", "    if (status == HR_OK)\n        continue_engines(run, status"),
+    (P + "push_session.c", "    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;",
      "    bool half = false;"),
-    (P + "push.c", "    if (late.status == HR_OK)\n        return status;", "    return status;"),
+    (P + "push_session.c", "    if (late.status == HR_OK)\n        return status;", "    return status;"),
     # ---- calls that get lost ----
     (P + "fleet.c", "        return answer->lost && tries < LOST_TRIES;", "        return false;"),
     (P + "fleet.c", "        return answer->lost || !is_final(answer->status);", "        return false;"),
@@ -66,16 +67,16 @@ OF_ONE = [
 OF_A_GROUP = [
     (P + "ledger.c", "    if (xxh3 == NULL || memcmp(entry->xxh3, xxh3, HR_XXH3_SIZE) != 0)", "    if (false)"),
     (P + "round.c", "    hr_round_put_u64(&message, (uint64_t)failure->status);", "    hr_round_put_u64(&message, 0);"),
-    (P + "push.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = !gathered;"),
-    (P + "push.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = fresh;"),
-    (P + "push.c", "    if (bytes == NULL || !fresh || !leads(run))", "    if (bytes == NULL || !leads(run))"),
-    (P + "push.c", "    HR_TRY(compare_declared(&d->adapters,", "    (void)(compare_declared(&d->adapters,"),
-    (P + "push.c", "    HR_TRY(compare_declared(&d->flags,", "    (void)(compare_declared(&d->flags,"),
-    (P + "push.c", "    HR_TRY(compare_declared(&d->version,", "    (void)(compare_declared(&d->version,"),
-    (P + "push.c", "    *skip = d.unchanged == run->facts.ranks;", "    *skip = d.unchanged > 0;"),
-    (P + "push.c", "    *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;",
+    (P + "push_stream.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = !gathered;"),
+    (P + "push_stream.c", "            run->bucket.tensors[i].send = fresh && !gathered;", "            run->bucket.tensors[i].send = fresh;"),
+    (P + "push_stream.c", "    if (bytes == NULL || !fresh || !hr_push_leads(run))", "    if (bytes == NULL || !hr_push_leads(run))"),
+    (P + "push_declare.c", "    HR_TRY(compare_declared(&d->adapters,", "    (void)(compare_declared(&d->adapters,"),
+    (P + "push_declare.c", "    HR_TRY(compare_declared(&d->flags,", "    (void)(compare_declared(&d->flags,"),
+    (P + "push_declare.c", "    HR_TRY(compare_declared(&d->version,", "    (void)(compare_declared(&d->version,"),
+    (P + "push_declare.c", "    *skip = d.unchanged == run->facts.ranks;", "    *skip = d.unchanged > 0;"),
+    (P + "push_stream.c", "    *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;",
      "    *last = run->ended;"),
-    (P + "push.c", "        snprintf(d->run->session_id, sizeof d->run->session_id, \"%s\", session_id);", "        (void)session_id;"),
+    (P + "push_declare.c", "        snprintf(d->run->session_id, sizeof d->run->session_id, \"%s\", session_id);", "        (void)session_id;"),
 ]
 
 

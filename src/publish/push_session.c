@@ -1,0 +1,183 @@
+/* The session of a push on all engines: opened, prepared, committed, and cleaned up after. */
+#include "publish/push_run.h"
+
+#include <string.h>
+
+/* ---- opening the session ---- */
+
+static bool pauses(const hr_push_run *run) {
+    return run->push->sync_base && run->p->options.pause != HR_PUSH_PAUSE_NONE;
+}
+
+/* Engines that do not flush when they commit are flushed while paused, or after it. */
+static bool flushes(const hr_push_run *run) {
+    return run->push->sync_base && !run->traits->flushes &&
+           run->p->options.pause != HR_PUSH_PAUSE_IN_PLACE;
+}
+
+static hr_status pause_engines(hr_push_run *run, hr_error *err) {
+    hr_stage_request request = hr_push_request(run, HR_STAGE_PAUSE);
+    HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
+    request.stage = HR_STAGE_FLUSH;
+    return flushes(run) ? hr_push_stage(run, &request, HR_RETRY_ALL, err) : HR_OK;
+}
+
+static hr_status register_adapters(hr_push_run *run, hr_error *err) {
+    hr_stage_request request = hr_push_request(run, HR_STAGE_REGISTER);
+    for (size_t i = 0; i < run->push->n_adapters; i++) {
+        request.registration = &run->push->adapters[i];
+        if (run->traits->register_once && hr_publisher_is_registered(run->p, request.registration))
+            continue;
+        HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
+        if (run->traits->register_once)
+            HR_TRY(hr_publisher_set_registered(run->p, request.registration, err));
+    }
+    return HR_OK;
+}
+
+hr_status hr_push_open(hr_push_run *run, hr_error *err) {
+    uint64_t start = hr_push_now(run);
+    hr_stage_request request = hr_push_request(run, HR_STAGE_BEGIN);
+    if (pauses(run))
+        HR_TRY(pause_engines(run, err));
+    run->facts.pause_ns = hr_push_now(run) - start;
+    start = hr_push_now(run);
+    HR_TRY(register_adapters(run, err));
+    run->facts.register_ns = hr_push_now(run) - start;
+    start = hr_push_now(run);
+    run->begun = true;
+    HR_TRY(
+        hr_push_stage(run, &request, run->traits->atomic ? HR_RETRY_LOST : HR_RETRY_NOTHING, err));
+    run->facts.begin_ns = hr_push_now(run) - start;
+    return HR_OK;
+}
+
+/* ---- prepare and commit ---- */
+
+static hr_status check_engine(const hr_push_run *run, const hr_fleet_engine *e, hr_error *err) {
+    const hr_engine_receipt *r = &e->receipt;
+    char mine[HR_XXH3_HEX], theirs[HR_XXH3_HEX];
+    if (!e->has_receipt || !r->has_xxh3)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s, prepare: no receipt with a digest came, so nothing shows that "
+                       "the bytes were checked",
+                       e->url);
+    if (r->tensors != run->facts.tensors || r->bytes != run->facts.bytes ||
+        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)
+        return hr_fail(err, HR_ERR_DIGEST,
+                       "engine %s, prepare: it has %llu tensors, %llu bytes, digest %s; sent were "
+                       "%llu, %llu, %s",
+                       e->url, (unsigned long long)r->tensors, (unsigned long long)r->bytes,
+                       hr_xxh3_format(r->xxh3, theirs), (unsigned long long)run->facts.tensors,
+                       (unsigned long long)run->facts.bytes, hr_xxh3_format(run->facts.xxh3, mine));
+    return HR_OK;
+}
+
+static hr_stage_request end_request(const hr_push_run *run, hr_stage stage) {
+    hr_stage_request request = hr_push_request(run, stage);
+    request.manifest = run->manifest;
+    request.n_manifest = run->ledger.n;
+    return request;
+}
+
+hr_status hr_push_prepare(hr_push_run *run, hr_error *err) {
+    uint64_t start = hr_push_now(run);
+    hr_stage_request request = end_request(run, HR_STAGE_PREPARE);
+    HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
+    for (size_t i = 0; run->traits->atomic && i < run->p->fleet.n; i++)
+        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));
+    run->facts.prepare_ns = hr_push_now(run) - start;
+    return HR_OK;
+}
+
+/* "committed: A, B" and what can be done about the others. */
+static void explain_commit(hr_push_run *run, hr_error *err) {
+    hr_buf text = {0};
+    size_t done = 0;
+    for (size_t i = 0; i < run->p->fleet.n; i++) {
+        const hr_fleet_engine *e = &run->p->fleet.engines[i];
+        if (!e->known || e->state != HR_SESSION_PUBLISHED)
+            continue;
+        hr_buf_printf(&text, "%s%s", done > 0 ? ", " : "", e->url);
+        done++;
+    }
+    hr_error first = *err;
+    hr_fail(err, first.status, "%.500s; committed: %.200s; %s%.64s", first.message,
+            done > 0 && !text.failed ? text.data : "none",
+            run->traits->atomic ? "bring the others there by resuming session "
+                                : "push again: this transport cannot resume",
+            run->traits->atomic ? run->session_id : "");
+    hr_buf_free(&text);
+}
+
+hr_status hr_push_commit(hr_push_run *run, hr_error *err) {
+    uint64_t start = hr_push_now(run);
+    hr_stage_request request = end_request(run, HR_STAGE_COMMIT);
+    if (!hr_publisher_tell(run->p, hr_stage_name(HR_STAGE_COMMIT)))
+        return hr_push_cancelled(err);
+    run->committed = true;
+    run->p->unstoppable = true;
+    hr_status status =
+        hr_push_stage(run, &request, run->traits->atomic ? HR_RETRY_COMMIT : HR_RETRY_NOTHING, err);
+    run->facts.commit_ns = hr_push_now(run) - start;
+    if (status != HR_OK) {
+        explain_commit(run, err);
+        return status;
+    }
+    request.stage = HR_STAGE_FLUSH;
+    return flushes(run) && !pauses(run) ? hr_push_stage(run, &request, HR_RETRY_ALL, err) : HR_OK;
+}
+
+/* ---- the end ---- */
+
+static bool may_continue(const hr_fleet_engine *engine) {
+    return engine->paused && !engine->unservable;
+}
+
+/* Engines go on; those with half-written base weights do not, and the message says so. */
+static void continue_engines(hr_push_run *run, bool failed, hr_error *err) {
+    hr_stage_request request = hr_push_request(run, HR_STAGE_CONTINUE);
+    hr_error local;
+    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;
+    bool unservable = false, paused = false;
+    for (size_t i = 0; i < run->p->fleet.n; i++) {
+        paused = paused || run->p->fleet.engines[i].paused;
+        unservable =
+            unservable || (run->p->fleet.engines[i].paused && run->p->fleet.engines[i].unservable);
+    }
+    if (!paused)
+        return;
+    if (half) {
+        hr_push_append(err,
+                       "engines stay paused: their base weights may be half written; push all base "
+                       "weights again");
+        return;
+    }
+    hr_status status = hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, may_continue, &local);
+    if (unservable && failed)
+        hr_push_append(err, "engines that cannot serve stay paused: push all base weights again");
+    if (status != HR_OK && failed)
+        hr_push_append(err, local.message);
+    else if (status != HR_OK)
+        *err = local;
+}
+
+/* After a failure before commit: no engine keeps a session of this push. */
+static void roll_back(hr_push_run *run) {
+    hr_stage_request request = hr_push_request(run, HR_STAGE_ABORT);
+    hr_error ignored; /* the first cause is what counts; leases end what cannot be reached */
+    (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, NULL, &ignored);
+}
+
+hr_status hr_push_finish(hr_push_run *run, hr_status status, hr_error *err) {
+    hr_error late = {0};
+    run->p->unstoppable = true;
+    if (status != HR_OK && run->begun && !run->committed)
+        roll_back(run);
+    if (status != HR_OK)
+        hr_publisher_forget_registered(run->p);
+    continue_engines(run, status != HR_OK, status != HR_OK ? err : &late);
+    if (late.status == HR_OK)
+        return status;
+    return hr_fail(err, late.status, "published on all engines, but %.900s", late.message);
+}
