@@ -8,8 +8,8 @@ each of these the engine is at rest: every lease is back and every page is free 
  5  leases of the aborted    test_control (aborts in every state, clients that vanish), sim/test_scheduler_sim
  6  pause and unload         test_field_pause; test_control (adapters load and unload while paused)
  7  KV over a base update    test_field_base, test_field_pause (32); test_updates (kv of an old version)
- 8  mixed batches            test_differential (a crowd), test_parity (bits do not depend on batch)
- 9  failed base updates      test_field_base; unit/engine/test_updates (in_place_a_failure_is_unservable_until_all_weights_came)
+ 8  mixed batches            test_field_crowd; test_differential (a crowd), test_parity (bits do not depend on batch)
+ 9  failed base updates      test_field_base; unit/engine/test_updates (a failure in place is unservable)
 10  modules not named        here; test_peft_fields (tensors that do not fit the config)
 11  rank and alpha patterns  test_peft_fields (modules, ranks and scales), test_parity
 12  bad loads                here; test_differential (a bad adapter disturbs nobody), test_adapters
@@ -32,13 +32,13 @@ each of these the engine is at rest: every lease is back and every page is free 
 30  ids out of range         test_generate (wrong requests), test_robust (neighbours)
 31  clients that leave       test_control (a client that vanishes), test_robust
 32  two versions in one KV   test_field_pause; unit/engine/test_updates (frozen requests)
-33  unload under fire        test_control (load and unload under fire)
+33  unload under fire        test_field_crowd; test_control (load and unload under fire)
 34  rslora                   test_peft_fields, test_parity
 36  names of trainers        test_peft_fields (known names resolve alike)
 37  unknown names            here; test_completions
 39  descriptors, memory      here; test_field_upserts, test_payload_probe (shared memory stays flat), test_hammer
 40  keys and hostile paths   test_auth (every route); here
-41  sessions                 here; test_updates, test_real_client (out of order, slots), unit/weights/test_receiver
+41  sessions                 here; test_field_crowd, test_updates, test_real_client, unit/weights/test_receiver
 42  reload step by step      test_differential, test_real_client (unload before load for five steps)
 43  evictions                here; test_control (more adapters than places), unit/weights/test_adapter_store
 44  targets as a string      test_adapters, test_peft_fields

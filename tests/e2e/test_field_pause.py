@@ -347,6 +347,38 @@ def test_case_32_a_request_that_saw_two_states_is_no_ones_prefix(engine, cold, p
         assert later["meta_info"]["cached_tokens"] == 0 and third["meta_info"]["cached_tokens"] <= len(PROMPT) + 8
 
 
+@pytest.mark.parametrize("what", ["base", "adapter", "both"])
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_case_32_a_prompt_that_was_half_computed(tiny_dir, cold, pool, adapters, bases, mode, what):
+    """Caught between two chunks of its prompt: what comes later with the same prompt is a cold start all the same."""
+    prompt = [(11 * i * i + 7 * i + 5) % 300 + 3 for i in range(400)]
+    body = {"input_ids": prompt, "lora_path": "X", "sampling_params": SHORT, "return_logprob": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_ISA", "ref")
+        engine = Engine(tiny_dir, "--chunked-prefill-size", 8, skip_tokenizer=True)
+    with engine:
+        engine.load("X", adapters["old"][1])
+        engine.call("/pause_generation", {"mode": "in_place"})
+        first = pool.submit(engine.generate, **body)
+        wait_for(engine, lambda s: s["queued"] == 1)
+        while state(engine)["running"] == 0:
+            engine.call("/continue_generation", {})
+            engine.call("/pause_generation", {"mode": "in_place"})
+            assert not first.done()
+        engine.call("/pause_generation", {"mode": mode})
+        if what != "adapter":
+            call(engine, "update_weights_from_disk", model_path=str(bases["new"]), flush_cache=False)
+        if what != "base":
+            upsert_by_call(engine, *adapters["new"])
+        fresh = cold["old"] if what == "adapter" else cold["new"]
+        [scores] = fresh.score([prompt], "old" if what == "base" else "new", 8)
+        second = pool.submit(engine.generate, **body)
+        engine.call("/continue_generation", {})
+        for item in ([first.result(60)] if mode == "retract" else []) + [second.result(60), engine.generate(**body)]:
+            assert item["output_ids"] == scores.ids and logprobs(item) == scores.output
+        assert reason(first.result(60)) == "length"
+
+
 # ---- case 47 ----
 
 def test_case_47_a_hundred_updates_that_abort_and_flush(engine, pool, bases):
