@@ -26,13 +26,13 @@ typedef struct scene {
 } scene;
 
 static const scene SCENES[] = {
-    {"decode", 1, 1, 64, 0, 0},     {"decode", 2, 1, 64, 0, 0},    {"decode", 4, 1, 64, 0, 0},
-    {"decode", 8, 1, 64, 0, 0},     {"decode", 16, 1, 64, 0, 0},   {"decode", 32, 1, 64, 0, 0},
-    {"decode", 64, 1, 64, 0, 0},    {"decode", 1, 1, 4000, 0, 0},  {"decode", 16, 1, 1000, 0, 0},
-    {"prefill", 1, 512, 0, 0, 0},   {"prefill", 1, 2048, 0, 0, 0}, {"decode", 1, 1, 64, 1, 0},
-    {"decode", 16, 1, 64, 1, 0},    {"decode", 16, 1, 64, 4, 0},   {"decode", 16, 1, 64, 16, 0},
-    {"decode", 32, 1, 64, 1, 0},    {"decode", 32, 1, 64, 8, 0},   {"prefill", 1, 2048, 0, 1, 0},
-    {"prefill", 16, 128, 0, 16, 0},
+    {"decode", 1, 1, 64, 0, 0},    {"decode", 2, 1, 64, 0, 0},    {"decode", 4, 1, 64, 0, 0},
+    {"decode", 8, 1, 64, 0, 0},    {"decode", 16, 1, 64, 0, 0},   {"decode", 32, 1, 64, 0, 0},
+    {"decode", 64, 1, 64, 0, 0},   {"decode", 1, 1, 1000, 0, 0},  {"decode", 1, 1, 4000, 0, 0},
+    {"decode", 1, 1, 8000, 0, 0},  {"decode", 16, 1, 1000, 0, 0}, {"prefill", 1, 512, 0, 0, 0},
+    {"prefill", 1, 2048, 0, 0, 0}, {"decode", 1, 1, 64, 1, 0},    {"decode", 16, 1, 64, 1, 0},
+    {"decode", 16, 1, 64, 4, 0},   {"decode", 16, 1, 64, 16, 0},  {"decode", 32, 1, 64, 1, 0},
+    {"decode", 32, 1, 64, 8, 0},   {"prefill", 1, 2048, 0, 1, 0}, {"prefill", 16, 128, 0, 16, 0},
 };
 enum { N_SCENES = sizeof SCENES / sizeof SCENES[0] };
 

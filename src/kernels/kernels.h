@@ -100,7 +100,18 @@ typedef struct hr_attention_args {
                 */
     size_t ldo, out_head_stride;
     void *scratch;
+    /* NULL, or for one row (n_rows 1) room for the results of its blocks, each for itself: those of
+     * block b and head h go to the hr_attention_partial_floats at partials[b * n_heads + h], and
+     * out is not touched. So the blocks of a long row can be computed in several calls: for those
+     * from block b on, pages, partials and first_pos count from there. 64-byte aligned. */
+    float *partials;
 } hr_attention_args;
+
+/* What one block gives to one query head: padded head_dim sums of p * v, the maximum, the sum of p.
+ */
+static inline size_t hr_attention_partial_floats(size_t head_dim) {
+    return hr_round_up(head_dim, HR_LEAF) + 16;
+}
 
 typedef struct hr_lse {
     float max, log_sum; /* log-softmax of x is (x - max) - log_sum */
@@ -116,6 +127,9 @@ typedef struct hr_kernels {
                                          float scale, void *out, size_t ldout);
     void (*lora_expand[HR_COMPUTE_COUNT])(const hr_lora_expand_args *args);
     void (*attention[HR_COMPUTE_COUNT])(const hr_attention_args *args);
+    /* Merges all blocks of args->partials from left to right into out; q, kv and pages are not
+     * read. The bits are those of one attention call without partials. */
+    void (*attention_merge[HR_COMPUTE_COUNT])(const hr_attention_args *args);
 
     /* out[i] = (x[i] * (1 / sqrt(mean(x^2) + eps))) * w[i]; zeros up to n_padded. */
     void (*rmsnorm[HR_COMPUTE_COUNT])(const float *x, const float *w, uint32_t n, uint32_t n_padded,

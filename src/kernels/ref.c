@@ -8,6 +8,7 @@ const hr_kernels hr_kernels_ref = {
     .lora_split = {ref_lora_split_bf16, ref_lora_split_f32},
     .lora_expand = {ref_lora_expand_bf16, ref_lora_expand_f32},
     .attention = {ref_attention_bf16, ref_attention_f32},
+    .attention_merge = {ref_attention_merge_bf16, ref_attention_merge_f32},
     .rmsnorm = {ref_rmsnorm_bf16, ref_rmsnorm_f32},
     .rope = ref_rope,
     .store = {ref_store_bf16, ref_store_f32},

@@ -90,6 +90,8 @@ void ref_lora_expand_bf16(const hr_lora_expand_args *a);
 void ref_lora_expand_f32(const hr_lora_expand_args *a);
 void ref_attention_bf16(const hr_attention_args *a);
 void ref_attention_f32(const hr_attention_args *a);
+void ref_attention_merge_bf16(const hr_attention_args *a);
+void ref_attention_merge_f32(const hr_attention_args *a);
 void ref_kv_store_bf16(const float *k, const float *v, uint32_t head_dim, uint32_t slot, char *kv);
 void ref_kv_store_f32(const float *k, const float *v, uint32_t head_dim, uint32_t slot, char *kv);
 void ref_rmsnorm_bf16(const float *x, const float *w, uint32_t n, uint32_t n_padded, float eps,

@@ -155,6 +155,20 @@ HR_INLINE void merge_block(attention_state *st, size_t line, bool first, float m
     }
 }
 
+HR_INLINE float *partial_of(const hr_attention_args *a, size_t block, size_t head) {
+    return a->partials + (block * a->n_heads + head) * hr_attention_partial_floats(a->head_dim);
+}
+
+/* Leaves a block's results for attention_merge. */
+HR_INLINE void keep_block(const attention_state *st, size_t head, uint32_t block, float m_b,
+                          float l_b, const float *block_o) {
+    float *to = partial_of(st->a, block / HR_ATTN_BLOCK, head);
+    for (size_t d = 0; d < st->padded; d += 16)
+        v_store(to + d, v_load(block_o + d));
+    to[st->padded] = m_b;
+    to[st->padded + 1] = l_b;
+}
+
 /* Lines [line, line + lines) of the group that begins at line `group` meet one block. */
 HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size_t line,
                            size_t lines, uint32_t block) {
@@ -174,9 +188,22 @@ HR_INLINE void attend_tile(hr_compute c, attention_state *st, size_t group, size
     for (size_t i = 0; i < lines; i++)
         softmax_line(c, st->scores + i * SCORE_STRIDE, seen[i], a->scale, &m_b[i], &l_b[i]);
     block_values(c, st, block, lines, seen, line == 0);
-    for (size_t i = 0; i < lines; i++)
-        if (seen[i] > 0)
-            merge_block(st, line + i, block == 0, m_b[i], l_b[i], st->block_o + i * st->padded);
+    for (size_t i = 0; i < lines; i++) {
+        const float *block_o = st->block_o + i * st->padded;
+        if (a->partials != NULL)
+            keep_block(st, group + line + i, block, m_b[i], l_b[i], block_o);
+        else if (seen[i] > 0)
+            merge_block(st, line + i, block == 0, m_b[i], l_b[i], block_o);
+    }
+}
+
+/* Writes what line i of the state holds, which is line `of_all` of the call. */
+HR_INLINE void store_line(hr_compute c, const attention_state *st, size_t i, size_t of_all) {
+    const hr_attention_args *a = st->a;
+    size_t row = of_all / a->n_heads, head = of_all % a->n_heads;
+    for (uint32_t d = 0; d < a->head_dim; d += 16)
+        store_n(c, a->out, row * a->ldo + head * a->out_head_stride + d,
+                v_div(v_load(st->o + i * st->padded + d), v_set(st->l[i])), a->head_dim - d);
 }
 
 HR_INLINE void attend_group(hr_compute c, attention_state *st, size_t group, size_t lines) {
@@ -193,12 +220,8 @@ HR_INLINE void attend_group(hr_compute c, attention_state *st, size_t group, siz
         for (size_t line = 0; line < lines; line += HR_TILE_ROWS)
             attend_tile(c, st, group, line,
                         lines - line < HR_TILE_ROWS ? lines - line : HR_TILE_ROWS, block);
-    for (size_t i = 0; i < lines; i++) {
-        size_t row = (group + i) / a->n_heads, head = (group + i) % a->n_heads;
-        for (uint32_t d = 0; d < a->head_dim; d += 16)
-            store_n(c, a->out, row * a->ldo + head * a->out_head_stride + d,
-                    v_div(v_load(st->o + i * st->padded + d), v_set(st->l[i])), a->head_dim - d);
-    }
+    for (size_t i = 0; a->partials == NULL && i < lines; i++)
+        store_line(c, st, i, group + i);
 }
 
 HR_INLINE void attention(hr_compute c, const hr_attention_args *a) {
@@ -212,10 +235,30 @@ HR_INLINE void attention(hr_compute c, const hr_attention_args *a) {
         attend_group(c, &st, group, lines - group < LINES ? lines - group : LINES);
 }
 
+HR_INLINE void merge(hr_compute c, const hr_attention_args *a) {
+    attention_state st = {.a = a, .padded = hr_round_up(a->head_dim, HR_LEAF)};
+    st.o = a->scratch;
+    for (size_t head = 0; head < a->n_heads; head++) {
+        for (uint32_t block = 0; block * HR_ATTN_BLOCK <= a->first_pos; block++) {
+            const float *partial = partial_of(a, block, head);
+            merge_block(&st, 0, block == 0, partial[st.padded], partial[st.padded + 1], partial);
+        }
+        store_line(c, &st, 0, head);
+    }
+}
+
 void HR_TIER(attention_bf16)(const hr_attention_args *a) {
     attention(HR_COMPUTE_BF16, a);
 }
 
 void HR_TIER(attention_f32)(const hr_attention_args *a) {
     attention(HR_COMPUTE_F32, a);
+}
+
+void HR_TIER(attention_merge_bf16)(const hr_attention_args *a) {
+    merge(HR_COMPUTE_BF16, a);
+}
+
+void HR_TIER(attention_merge_f32)(const hr_attention_args *a) {
+    merge(HR_COMPUTE_F32, a);
 }

@@ -11,6 +11,8 @@ void HR_TIER(lora_expand_bf16)(const hr_lora_expand_args *a);
 void HR_TIER(lora_expand_f32)(const hr_lora_expand_args *a);
 void HR_TIER(attention_bf16)(const hr_attention_args *a);
 void HR_TIER(attention_f32)(const hr_attention_args *a);
+void HR_TIER(attention_merge_bf16)(const hr_attention_args *a);
+void HR_TIER(attention_merge_f32)(const hr_attention_args *a);
 void HR_TIER(kv_store_bf16)(const float *k, const float *v, uint32_t head_dim, uint32_t slot,
                             char *kv);
 void HR_TIER(kv_store_f32)(const float *k, const float *v, uint32_t head_dim, uint32_t slot,

@@ -4,6 +4,7 @@
     .lora_split = {HR_TIER(lora_split_bf16), HR_TIER(lora_split_f32)},
     .lora_expand = {HR_TIER(lora_expand_bf16), HR_TIER(lora_expand_f32)},
     .attention = {HR_TIER(attention_bf16), HR_TIER(attention_f32)},
+    .attention_merge = {HR_TIER(attention_merge_bf16), HR_TIER(attention_merge_f32)},
     .rmsnorm = {HR_TIER(rmsnorm_bf16), HR_TIER(rmsnorm_f32)}, .rope = HR_TIER(rope),
     .store = {HR_TIER(store_bf16), HR_TIER(store_f32)},
     .kv_store = {HR_TIER(kv_store_bf16), HR_TIER(kv_store_f32)},

@@ -130,40 +130,74 @@ static void store_heads(const hr_step *step, unsigned worker, uint32_t layer) {
     }
 }
 
-/* Tasks are (row tile, kv head), or single query heads where that would leave workers idle. They
- * are taken from a counter that worker 0 reset before the last barrier. */
+static hr_attention_args attention_args(const hr_step *step, unsigned worker, uint32_t layer,
+                                        const hr_attention_share *share, uint32_t kv_head) {
+    const hr_model_workspace *ws = step->ws;
+    const hr_hf_config *c = &step->model->config;
+    const hr_seq_view *seq = &step->view->seqs[share->tile.seq];
+    uint32_t head = kv_head * ws->attention.group + share->first_head;
+    size_t row = seq->first_row + share->tile.first;
+    hr_attention_args args = {
+        .q = element_at(step, ws->q, row * ws->ld_q + head * ws->q_head_stride),
+        .ldq = ws->ld_q,
+        .head_stride = ws->q_head_stride,
+        .n_rows = share->tile.n,
+        .n_heads = share->n_heads,
+        .head_dim = c->head_dim,
+        .first_pos = seq->first_pos + share->tile.first,
+        .pages = seq->pages,
+        .scale = step->model->attention_scale,
+        .out = element_at(step, ws->attended, row * ws->ld_attended + head * c->head_dim),
+        .ldo = ws->ld_attended,
+        .out_head_stride = c->head_dim,
+        .scratch = ws->workers[worker].scratch,
+    };
+    args.kv = kv_slot(step, layer, kv_head, &args.page_stride);
+    return args;
+}
+
+/* A run of a row's blocks. Whoever finishes the last run merges them, which needs no barrier: the
+ * count makes what the others left visible. */
+static void attend_run(const hr_step *step, hr_attention_args args, const hr_attention_share *share,
+                       uint32_t kv_head) {
+    hr_model_workspace *ws = step->ws;
+    const hr_attention_split *split = &ws->attention.splits[share->split];
+    size_t floats = hr_attention_partial_floats(args.head_dim);
+    uint64_t slot = split->first_slot + (uint64_t)kv_head * split->n_blocks * share->n_heads;
+    args.partials = ws->partials + slot * floats;
+
+    hr_attention_args run = args;
+    run.pages += share->first_block * (HR_ATTN_BLOCK / HR_KV_PAGE_TOKENS);
+    run.partials += (size_t)share->first_block * share->n_heads * floats;
+    run.first_pos -= share->first_block * HR_ATTN_BLOCK;
+    if (share->end_block < split->n_blocks)
+        run.first_pos = (share->end_block - share->first_block) * HR_ATTN_BLOCK - 1;
+    step->kernels->attention[step->compute](&run);
+
+    _Atomic uint32_t *left = &ws->runs_left[share->split * ws->attention.n_kv_heads + kv_head];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1)
+        return;
+    step->kernels->attention_merge[step->compute](&args);
+    atomic_store_explicit(left, split->n_runs, memory_order_relaxed); /* for the next layer */
+}
+
+/* Tasks are (share, kv head), costliest first, taken from a counter that worker 0 reset before the
+ * last barrier. */
 static void attend(const hr_step *step, unsigned worker, uint32_t layer) {
     hr_model_workspace *ws = step->ws;
-    const hr_hf_config *c = &step->model->config;
-    uint32_t group = c->num_attention_heads / c->num_key_value_heads;
-    uint32_t parts = ws->n_tiles * c->num_key_value_heads < 4 * ws->n_workers ? group : 1;
-    uint32_t n_heads = group / parts, of_tile = c->num_key_value_heads * parts;
+    const hr_attention_plan *plan = &ws->attention;
     for (;;) {
         uint32_t task =
             atomic_fetch_add_explicit(&ws->next_attention_task, 1, memory_order_relaxed);
-        if (task >= ws->n_tiles * of_tile)
+        if (task >= plan->n_shares * plan->n_kv_heads)
             return;
-        const hr_row_tile *tile = &ws->tiles[task / of_tile];
-        const hr_seq_view *seq = &step->view->seqs[tile->seq];
-        uint32_t head = task % of_tile * n_heads;
-        size_t row = seq->first_row + tile->first;
-        hr_attention_args args = {
-            .q = element_at(step, ws->q, row * ws->ld_q + head * ws->q_head_stride),
-            .ldq = ws->ld_q,
-            .head_stride = ws->q_head_stride,
-            .n_rows = tile->n,
-            .n_heads = n_heads,
-            .head_dim = c->head_dim,
-            .first_pos = seq->first_pos + tile->first,
-            .pages = seq->pages,
-            .scale = step->model->attention_scale,
-            .out = element_at(step, ws->attended, row * ws->ld_attended + head * c->head_dim),
-            .ldo = ws->ld_attended,
-            .out_head_stride = c->head_dim,
-            .scratch = ws->workers[worker].scratch,
-        };
-        args.kv = kv_slot(step, layer, head / group, &args.page_stride);
-        step->kernels->attention[step->compute](&args);
+        const hr_attention_share *share = &plan->shares[task / plan->n_kv_heads];
+        uint32_t kv_head = task % plan->n_kv_heads;
+        hr_attention_args args = attention_args(step, worker, layer, share, kv_head);
+        if (share->split == HR_NOT_SPLIT)
+            step->kernels->attention[step->compute](&args);
+        else
+            attend_run(step, args, share, kv_head);
     }
 }
 

@@ -33,6 +33,21 @@ static void lay_out_worker(cursor *at, const hr_model *model, const hr_model_wor
     worker->scratch = take(at, HR_SCRATCH_BYTES);
 }
 
+static void lay_out_attention(cursor *at, const hr_model *model, hr_model_workspace *ws) {
+    const hr_hf_config *c = &model->config;
+    hr_attention_plan *plan = &ws->attention;
+    size_t slot = hr_attention_partial_floats(c->head_dim) * sizeof(float);
+    hr_attention_plan_bound(plan, ws->n_workers, c->num_key_value_heads,
+                            c->num_attention_heads / c->num_key_value_heads, ws->max_tiles,
+                            ws->max_seqs, model->info.context_length, slot, HR_PARTIAL_BYTES);
+    plan->shares = take(at, plan->max_shares * sizeof *plan->shares);
+    plan->splits = take(at, plan->max_splits * sizeof *plan->splits);
+    plan->loads = take(at, plan->n_workers * sizeof *plan->loads);
+    ws->runs_left =
+        take(at, (size_t)plan->max_splits * c->num_key_value_heads * sizeof *ws->runs_left);
+    ws->partials = take(at, plan->max_slots * slot);
+}
+
 static void lay_out(cursor *at, const hr_model *model, hr_model_workspace *ws) {
     const hr_hf_config *c = &model->config;
     size_t element = hr_compute_bytes(model->info.compute), rows = ws->max_rows;
@@ -71,6 +86,7 @@ static void lay_out(cursor *at, const hr_model *model, hr_model_workspace *ws) {
     ws->logit_rows.items = take(at, ws->max_seqs * sizeof(hr_segment));
     ws->max_tiles = ws->max_seqs + (uint32_t)(rows / HR_ATTENTION_ROWS);
     ws->tiles = take(at, ws->max_tiles * sizeof(hr_row_tile));
+    lay_out_attention(at, model, ws);
     for (unsigned w = 0; w < ws->n_workers; w++)
         lay_out_worker(at, model, ws, &ws->workers[w]);
 }
@@ -152,10 +168,10 @@ static void prepare_rows(hr_model_workspace *ws, const hr_model *model, const hr
             ws->row_seq[row] = s;
             ws->row_pos[row] = seq->first_pos + i;
         }
-        /* Later rows see more keys: the longest tasks come first. */
+        /* Later rows see more keys: the costliest tiles come first. */
         for (uint32_t end = seq->n_rows; end > 0;) {
             uint32_t first = (end - 1) / HR_ATTENTION_ROWS * HR_ATTENTION_ROWS;
-            ws->tiles[ws->n_tiles++] = (hr_row_tile){s, first, end - first};
+            ws->tiles[ws->n_tiles++] = (hr_row_tile){s, first, end - first, seq->first_pos + end};
             end = first;
         }
     }
@@ -172,8 +188,18 @@ static void prepare_logit_rows(hr_model_workspace *ws, const hr_view *view) {
     }
 }
 
+static void prepare_attention(hr_model_workspace *ws) {
+    hr_attention_plan *plan = &ws->attention;
+    hr_attention_plan_make(plan, ws->tiles, ws->n_tiles);
+    for (uint32_t s = 0; s < plan->n_splits; s++)
+        for (uint32_t head = 0; head < plan->n_kv_heads; head++)
+            atomic_store_explicit(&ws->runs_left[s * plan->n_kv_heads + head],
+                                  plan->splits[s].n_runs, memory_order_relaxed);
+}
+
 void hr_workspace_prepare(hr_model_workspace *ws, const hr_model *model, const hr_view *view) {
     HR_ASSERT(view->n_rows <= ws->max_rows && view->n_seqs <= ws->max_seqs);
     prepare_rows(ws, model, view);
     prepare_logit_rows(ws, view);
+    prepare_attention(ws);
 }

@@ -2,6 +2,7 @@
 #ifndef HR_MODEL_WORKSPACE_H
 #define HR_MODEL_WORKSPACE_H
 
+#include "model/attention_plan.h"
 #include "model/layout.h"
 
 #include <stdatomic.h>
@@ -9,9 +10,10 @@
 enum {
     HR_FEW_ROWS = 8,    /* up to here every worker norms all rows itself, which saves a barrier */
     HR_LOGIT_ROWS = 64, /* rows of logits handed out at a time */
-    HR_ATTENTION_ROWS = 32, /* rows of one sequence in an attention task, at most */
-    HR_SHRINK_ROWS = 32,    /* rows of one segment in a shrink task, at most */
-    HR_SHRINK_RANK = 256    /* rank for which the shrink buffer holds every row of a step */
+    HR_ATTENTION_ROWS = 32,     /* rows of one sequence in an attention task, at most */
+    HR_SHRINK_ROWS = 32,        /* rows of one segment in a shrink task, at most */
+    HR_SHRINK_RANK = 256,       /* rank for which the shrink buffer holds every row of a step */
+    HR_PARTIAL_BYTES = 64 << 20 /* of attention blocks that wait for their merge, at most */
 };
 
 /* A maximal run of rows (or of logit rows) with one adapter. Runs of the base are not listed. */
@@ -25,11 +27,6 @@ typedef struct hr_segments {
     uint32_t n;
     uint32_t max_leaves; /* largest over the adapters of this step */
 } hr_segments;
-
-/* Some rows of one sequence: what an attention task covers for a group of heads. */
-typedef struct hr_row_tile {
-    uint32_t seq, first, n; /* first: row within the sequence */
-} hr_row_tile;
 
 typedef struct hr_worker_buffers {
     char *x;       /* [HR_FEW_ROWS][ldx] compute elements */
@@ -62,11 +59,14 @@ struct hr_model_workspace {
     hr_segments rows, logit_rows;
     hr_row_tile *tiles;
     uint32_t n_tiles, max_tiles;
+    hr_attention_plan attention;
+    float *partials;             /* a slot of the plan: hr_attention_partial_floats */
+    _Atomic uint32_t *runs_left; /* [split][kv head]: runs of this layer that are not done yet */
     _Atomic uint32_t next_attention_task;
     hr_worker_buffers *workers;
 };
 
-/* Fills row_seq, row_pos, segments and tiles for a view. */
+/* Fills row_seq, row_pos, segments, tiles and the attention plan for a view. */
 void hr_workspace_prepare(hr_model_workspace *ws, const hr_model *model, const hr_view *view);
 
 #endif

@@ -270,6 +270,53 @@ static void check_attention(check *ch, hr_compute c, input_kind kind, uint32_t h
     free(got);
 }
 
+/* One row whose blocks are computed in runs of run_blocks, the last run first, and merged. */
+static void check_split_attention(check *ch, hr_compute c, input_kind kind, uint32_t head_dim,
+                                  uint32_t n_heads, uint32_t first_pos, uint32_t run_blocks,
+                                  uint64_t seed) {
+    rng r = {seed};
+    sequence s = make_sequence(ch, &r, c, kind, head_dim, first_pos + 1);
+    void *q = make_queries(&r, c, kind, n_heads, head_dim);
+    size_t n = (size_t)n_heads * head_dim;
+    uint32_t n_blocks = first_pos / HR_ATTN_BLOCK + 1;
+    size_t n_partials = n_blocks * n_heads * hr_attention_partial_floats(head_dim);
+    void *want = bytes_of(n * 4), *got = bytes_of(n * 4);
+    hr_attention_args a = attention_of(ch, &s, q, 1, n_heads, first_pos, want);
+    ch->ref->attention[c](&a);
+    a.out = got;
+    FOR_EACH_TIER(k) {
+        a.partials = random_floats(&r, INPUT_ANY, n_partials);
+        for (uint32_t end = n_blocks, first; end > 0; end = first) {
+            first = (end - 1) / run_blocks * run_blocks;
+            hr_attention_args run = a;
+            run.pages += first * (HR_ATTN_BLOCK / HR_KV_PAGE_TOKENS);
+            run.partials += (size_t)first * n_heads * hr_attention_partial_floats(head_dim);
+            run.first_pos = end < n_blocks ? (end - first) * HR_ATTN_BLOCK - 1
+                                           : first_pos - first * HR_ATTN_BLOCK;
+            k->attention[c](&run);
+        }
+        k->attention_merge[c](&a);
+        free(a.partials);
+        expect_same(ch, k, c, kind, got, want, n, "split attention");
+    }
+    free_sequence(&s);
+    free(q);
+    free(want);
+    free(got);
+}
+
+static void split_attention_matches_around_block_borders(check *ch) {
+    const uint32_t positions[] = {0, 33, 510, 511, 512, 1022, 1023, 1024, 1025, 2100};
+    const uint32_t dims[] = {16, 20, 64, 80, 128}, heads[] = {1, 3, 4, 7, 50};
+    rng r = {8};
+    FOR_EACH_COMPUTE(c)
+    for (size_t p = 0; p < sizeof positions / sizeof positions[0]; p++)
+        for (uint32_t run = 1; run <= 3; run++)
+            check_split_attention(ch, c, (input_kind)(run == 1 ? 0 : rng_below(&r, INPUT_KINDS)),
+                                  dims[rng_below(&r, 5)], heads[rng_below(&r, 5)], positions[p],
+                                  run, rng_next(&r));
+}
+
 static void attention_matches_around_page_and_block_borders(check *ch) {
     const uint32_t first[] = {0, 1, 30, 31, 32, 33, 500, 510, 511, 512, 513, 1030};
     const uint32_t dims[] = {16, 20, 32, 64, 80, 128}, heads[] = {1, 3, 4, 7},
@@ -456,6 +503,7 @@ size_t hr_bits_check(const hr_kernels *ref, const hr_kernels *const *tiers,
     lora_matches_for_every_kind_of_rank(&ch);
     attention_matches_around_page_and_block_borders(&ch);
     attention_of_a_row_does_not_depend_on_the_chunk(&ch);
+    split_attention_matches_around_block_borders(&ch);
     cache_writes_match(&ch);
     elementwise_ops_match(&ch);
     float_ops_match(&ch);

@@ -18,26 +18,27 @@ static _Thread_local uint64_t calls[HR_COUNT_ENTRIES];
          (h, ldh, m, n_leaves, scale, out, ldout))                                                 \
     BOTH(X, 4, lora_expand, (const hr_lora_expand_args *a), (a))                                   \
     BOTH(X, 6, attention, (const hr_attention_args *a), (a))                                       \
-    BOTH(X, 8, rmsnorm,                                                                            \
+    BOTH(X, 8, attention_merge, (const hr_attention_args *a), (a))                                 \
+    BOTH(X, 10, rmsnorm,                                                                           \
          (const float *x, const float *w, uint32_t n, uint32_t n_padded, float eps, void *out),    \
          (x, w, n, n_padded, eps, out))                                                            \
-    X(10, "rope", rope, , , (float *x, const float *cos, const float *sin, uint32_t n),            \
+    X(12, "rope", rope, , , (float *x, const float *cos, const float *sin, uint32_t n),            \
       (x, cos, sin, n))                                                                            \
-    BOTH(X, 11, store, (const float *x, uint32_t n, uint32_t n_padded, void *out),                 \
+    BOTH(X, 13, store, (const float *x, uint32_t n, uint32_t n_padded, void *out),                 \
          (x, n, n_padded, out))                                                                    \
-    BOTH(X, 13, kv_store,                                                                          \
+    BOTH(X, 15, kv_store,                                                                          \
          (const float *k, const float *v, uint32_t head_dim, uint32_t slot, char *kv),             \
          (k, v, head_dim, slot, kv))                                                               \
-    BOTH(X, 15, silu_mul,                                                                          \
+    BOTH(X, 17, silu_mul,                                                                          \
          (const float *gate, const float *up, uint32_t n, uint32_t n_padded, void *out),           \
          (gate, up, n, n_padded, out))                                                             \
-    BOTH(X, 17, unpack_row, (const void *w, uint32_t row, uint32_t k, float *out),                 \
+    BOTH(X, 19, unpack_row, (const void *w, uint32_t row, uint32_t k, float *out),                 \
          (w, row, k, out))                                                                         \
-    X(19, "add", add, , , (float *y, const float *x, uint32_t n), (y, x, n))                       \
-    X(20, "divide", divide, , , (const float *x, float t, uint32_t n, float *y), (x, t, n, y))     \
-    X(22, "exp_sub", exp_sub, , , (const float *x, float max, uint32_t n, float *out),             \
+    X(21, "add", add, , , (float *y, const float *x, uint32_t n), (y, x, n))                       \
+    X(22, "divide", divide, , , (const float *x, float t, uint32_t n, float *y), (x, t, n, y))     \
+    X(24, "exp_sub", exp_sub, , , (const float *x, float max, uint32_t n, float *out),             \
       (x, max, n, out))                                                                            \
-    X(23, "top_k", top_k, , ,                                                                      \
+    X(25, "top_k", top_k, , ,                                                                      \
       (const float *x, uint32_t n, uint32_t k, uint32_t *ids, float *values, void *scratch),       \
       (x, n, k, ids, values, scratch))
 
@@ -49,7 +50,7 @@ static _Thread_local uint64_t calls[HR_COUNT_ENTRIES];
 ENTRIES(TRAMPOLINE)
 
 static hr_lse count_lse(const float *x, uint32_t n) { /* the one that returns something */
-    calls[21]++;
+    calls[23]++;
     return inner->lse(x, n);
 }
 
@@ -69,7 +70,7 @@ uint64_t hr_count_calls(size_t entry) {
 const char *hr_count_name(size_t entry) {
     static const char *const names[HR_COUNT_ENTRIES] = {
 #define NAME(entry, name, op, suffix, index, params, args) [entry] = name,
-        ENTRIES(NAME)[21] = "lse"};
+        ENTRIES(NAME)[23] = "lse"};
     return names[entry];
 }
 

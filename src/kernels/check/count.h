@@ -5,7 +5,7 @@
 
 #include "kernels/kernels.h"
 
-enum { HR_COUNT_ENTRIES = 24 };
+enum { HR_COUNT_ENTRIES = 26 };
 
 /* Fills counting with a table of the same name whose entries count and then call tier's. Counters
  * of the calling thread start at zero; one table counts at a time. */

@@ -4,7 +4,7 @@
  * filter under which any system call but a sleeping worker's futex, a barrier's sched_yield and the
  * exit kills the process, and then steps are run. Calls that need no system (malloc from its own
  * pages, a free mutex) are counted by wrapping them at link time. */
-#include "model/model.h"
+#include "model/step.h"
 #include "tiny_model.h"
 
 #include <linux/filter.h>
@@ -80,21 +80,21 @@ static void look_at_logits(void *ctx, uint32_t first, uint32_t n, float *logits,
     }
 }
 
-/* Each sequence gets n more rows after pos; the middle one is the base, the others have an adapter.
- */
-static void step(scene *s, uint32_t n, uint32_t pos) {
+/* Each of n_seqs sequences gets n more rows after pos; the second is the base, the others have an
+ * adapter. */
+static void step(scene *s, uint32_t n_seqs, uint32_t n, uint32_t pos) {
     hr_seq_view seqs[N_SEQS];
-    for (uint32_t i = 0; i < N_SEQS; i++)
+    for (uint32_t i = 0; i < n_seqs; i++)
         seqs[i] = (hr_seq_view){.first_row = i * n,
                                 .n_rows = n,
                                 .first_pos = pos,
                                 .pages = s->pages + 20 * i,
                                 .lora = i == 1 ? NULL : s->lora};
-    hr_view view = {.n_rows = N_SEQS * n,
+    hr_view view = {.n_rows = n_seqs * n,
                     .tokens = s->tokens,
-                    .n_seqs = N_SEQS,
+                    .n_seqs = n_seqs,
                     .seqs = seqs,
-                    .n_logit_rows = N_SEQS * n,
+                    .n_logit_rows = n_seqs * n,
                     .logit_rows = s->logit_rows};
     hr_model_forward(s->model, s->ws, s->pool, &s->kv, &view, look_at_logits, s);
 }
@@ -129,16 +129,21 @@ static void child(const char *dtype) {
     scene s = {0};
     if (!prepare(&s, dtype))
         _exit(SETUP_FAILED);
-    step(&s, CHUNK, 0); /* pages of stacks and tables are there afterwards */
-    step(&s, 1, CHUNK);
+    step(&s, N_SEQS, CHUNK, 0); /* pages of stacks and tables are there afterwards */
+    step(&s, N_SEQS, 1, CHUNK);
+    step(&s, 1, 1, 560);
+    if (s.ws->attention.n_splits == 0) /* a row's blocks shared by workers */
+        _exit(SETUP_FAILED);
     if (!forbid_system_calls())
         _exit(NO_FILTER);
     atomic_store(&allocations, 0);
     atomic_store(&locks, 0);
     for (uint32_t pos = 0; pos < 560; pos += CHUNK)
-        step(&s, CHUNK, pos);
+        step(&s, N_SEQS, CHUNK, pos);
     for (uint32_t i = 0; i < 20; i++)
-        step(&s, 1, 560 + i);
+        step(&s, N_SEQS, 1, 560 + i);
+    for (uint32_t i = 0; i < 20; i++)
+        step(&s, 1, 1, 580 + i);
     syscall(SYS_exit_group, atomic_load(&allocations) + atomic_load(&locks) == 0 ? 0 : COUNTED);
 }
 
