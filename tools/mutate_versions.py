@@ -12,7 +12,9 @@ import tempfile
 
 import mutate_sessions
 
-S, R, A = "src/engine/scheduler.c", "src/engine/request.c", "src/weights/adapter_store.c"
+E = "src/engine/"
+ADMIT, END, RETRACT, S = E + "schedule_admit.c", E + "schedule_end.c", E + "schedule_retract.c", E + "schedule_versions.c"
+R, A = E + "request.c", "src/weights/adapter_store.c"
 TESTS = ["tests/sim/fake_model.c", "tests/sim/test_scheduler_sim.c"]
 RANDOM_RUNS = "40"
 
@@ -26,10 +28,10 @@ MUTATIONS = [
     (S, "    for (s->n_running = 0; s->n_running < n;)\n", "    for (; s->n_running < n;)\n"),
     (S, "    s->renewed = UINT64_MAX;", ""),
     (S, "    if (r->keeps_version)\n        return;\n", ""),
-    (S, "    r->keeps_version = true;\n", ""),
-    (S, "        hr_request_set_adapter(r, r->lease);\n        if (has_begun", "        if (has_begun"),
-    (S, "    if (hr_scheduler_is_outdated(s))\n        hr_scheduler_renew_waiting(s);\n    for", "    for"),
-    (S, "        if (s->closed && !r->keeps_version)\n            continue;\n", ""),
+    (RETRACT, "    r->keeps_version = true;\n", ""),
+    (S, "        hr_request_set_adapter(r, r->lease);\n        if (hr_schedule_has", "        if (hr_schedule_has"),
+    (ADMIT, "    if (hr_scheduler_is_outdated(s))\n        hr_scheduler_renew_waiting(s);\n    for", "    for"),
+    (ADMIT, "        if (s->closed && !r->keeps_version)\n            continue;\n", ""),
     (S, "        n += r->keeps_version;\n", ""),
     # ---- names that are gone ----
     (S, "    if (state == HR_LEASE_UNLOADED) {", "    if (false) {"),
@@ -38,7 +40,7 @@ MUTATIONS = [
     # ---- spans ----
     (S, "(base || hr_adapter_store_is_current(s->c.store, &r->lease))", "true"),
     (S, "    note_label(s, change->base);\n", ""),
-    (S, "        f->n_spans--;\n", ""),
+    (END, "        f->n_spans--;\n", ""),
     (R, "    bool replaces = r->n_spans > 0 && r->spans[r->n_spans - 1].start == at;", "    bool replaces = false;"),
     (R, "        r->spans[r->n_spans - 1].end = at;\n", "        r->spans[r->n_spans - 1].end = at + 1;\n"),
     (R, "    while (r->n_spans > 0)\n        drop_last_span(r, alloc);\n", ""),
