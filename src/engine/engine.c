@@ -376,6 +376,15 @@ static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation
         return status;
     }
     hr_adapter_payload payload = hr_update_payload(lora);
+    hr_lora_contents(e->model, lora, payload.contents);
+    if (!hr_adapter_store_accepts(reservation, &payload)) {
+        hr_lora_destroy(lora);
+        hr_adapter_store_cancel(e->store, reservation);
+        return hr_fail(err, HR_ERR_CORRUPT,
+                       "%s does not hold what was served under this name; unload it and load it "
+                       "again, or send its tensors",
+                       path);
+    }
     if (hr_adapter_store_publish(e->store, reservation, &payload) == 0)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "it was unloaded while it was being loaded");
     return HR_OK;

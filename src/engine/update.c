@@ -18,6 +18,7 @@ typedef struct built_adapter {
     hr_lora *lora;
     bool pinned;
     bool has_path;
+    uint8_t contents[HR_XXH3_SIZE]; /* for a name with a path */
     char path[];
 } built_adapter;
 
@@ -243,6 +244,8 @@ static hr_status build_adapter(void *self, const hr_registration *registration,
         discard_adapter(u, built);
         return hr_fail_context(err, status, "LoRA adapter '%s'", registration->name);
     }
+    if (built->has_path)
+        hr_lora_contents(u->c.model, built->lora, built->contents);
     *out = built;
     return HR_OK;
 }
@@ -252,7 +255,10 @@ static void destroy_lora(void *data) {
 }
 
 hr_adapter_payload hr_update_payload(hr_lora *lora) {
-    return (hr_adapter_payload){lora, destroy_lora, hr_lora_bytes(lora), hr_lora_max_rank(lora)};
+    return (hr_adapter_payload){.data = lora,
+                                .destroy = destroy_lora,
+                                .bytes = hr_lora_bytes(lora),
+                                .rank = hr_lora_max_rank(lora)};
 }
 
 /* ---- base weights ---- */
@@ -331,6 +337,7 @@ static void list_items(hr_update *u, const hr_publication *publication,
                                             .payload = hr_update_payload(built->lora),
                                             .path = built->has_path ? built->path : NULL,
                                             .pinned = built->pinned};
+        memcpy(items[i].payload.contents, built->contents, sizeof built->contents);
     }
 }
 

@@ -283,6 +283,18 @@ void hr_lora_destroy(hr_lora *lora) {
     free(lora);
 }
 
+void hr_lora_contents(const hr_model *model, const hr_lora *lora, uint8_t out[HR_XXH3_SIZE]) {
+    hr_xxh3(lora->arena, lora->arena_bytes, out);
+    for (uint32_t i = 0; i < model->n_modules; i++) {
+        const hr_lora_module *module = &lora->modules[i];
+        unsigned char link[HR_XXH3_SIZE + sizeof module->rank + sizeof module->scale];
+        memcpy(link, out, HR_XXH3_SIZE);
+        memcpy(link + HR_XXH3_SIZE, &module->rank, sizeof module->rank);
+        memcpy(link + HR_XXH3_SIZE + sizeof module->rank, &module->scale, sizeof module->scale);
+        hr_xxh3(link, sizeof link, out);
+    }
+}
+
 size_t hr_lora_bytes(const hr_lora *lora) {
     return lora->arena_bytes;
 }

@@ -8,8 +8,10 @@
 #include "base/error.h"
 #include "format/peft.h"
 #include "model/view.h"
+#include "tensor/digest.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct hr_model hr_model; /* model/model.h */
 
@@ -26,6 +28,10 @@ hr_status hr_lora_create(const hr_model *model, const char *config, size_t confi
 hr_status hr_lora_check_config(const hr_model *model, const char *config, size_t config_len,
                                uint32_t *max_rank, hr_error *err);
 void hr_lora_destroy(hr_lora *lora);
+
+/* Digest of all that the adapter does: equal for equal values, ranks and scales of the same
+ * modules, whichever way they came. Reads the whole adapter. */
+void hr_lora_contents(const hr_model *model, const hr_lora *lora, uint8_t out[HR_XXH3_SIZE]);
 
 size_t hr_lora_bytes(const hr_lora *lora);      /* packed bytes held */
 uint32_t hr_lora_max_rank(const hr_lora *lora); /* largest rank over its modules */

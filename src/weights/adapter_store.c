@@ -22,9 +22,10 @@ enum { LOAD_WAIT_S = 120 };
  * needs no memory. */
 typedef struct evicted_name {
     struct evicted_name *next;
-    const char *path; /* into text */
-    uint64_t line;    /* of the version that gave way */
-    char name[];      /* the name, then the path */
+    const char *path;               /* into text */
+    uint64_t line;                  /* of the version that gave way */
+    uint8_t contents[HR_XXH3_SIZE]; /* the same */
+    char name[];                    /* the name, then the path */
 } evicted_name;
 
 struct hr_adapter_version {
@@ -45,7 +46,8 @@ struct hr_adapter_reservation {
     hr_adapter_version *version; /* complete but for id and payload, so that publish cannot fail */
     bool recalled;               /* of an evicted name: an unload while it loads revokes it */
     bool revoked;
-    bool streamed; /* held by a registration: nobody may wait for it */
+    uint8_t contents[HR_XXH3_SIZE]; /* of the recalled name */
+    bool streamed;                  /* held by a registration: nobody may wait for it */
 };
 
 struct hr_adapter_store {
@@ -269,6 +271,7 @@ static bool forget_evicted(hr_adapter_store *store, const char *name) {
 static void remember_evicted(hr_adapter_store *store, hr_adapter_version *version) {
     evicted_name *e = version->memory, **link = &store->evicted;
     e->line = version->line;
+    memcpy(e->contents, version->payload.contents, sizeof e->contents);
     version->memory = NULL;
     while (*link != NULL)
         link = &(*link)->next;
@@ -539,6 +542,7 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
                 hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
         } else {
             reservation->recalled = true;
+            memcpy(reservation->contents, evicted->contents, sizeof reservation->contents);
             link_reservation(store, reservation);
             memcpy(path, evicted->path, strlen(evicted->path) + 1);
         }
@@ -547,6 +551,12 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
     if (status == HR_OK)
         *out = reservation;
     return status;
+}
+
+bool hr_adapter_store_accepts(const hr_adapter_reservation *reservation,
+                              const hr_adapter_payload *payload) {
+    return !reservation->recalled ||
+           memcmp(reservation->contents, payload->contents, sizeof payload->contents) == 0;
 }
 
 static void unlink_reservation(hr_adapter_store *store, const hr_adapter_reservation *reservation) {

@@ -11,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "tensor/digest.h"
 
 #include <headrace/engine.h>
 #include <stdbool.h>
@@ -33,6 +34,7 @@ typedef struct hr_adapter_payload {
     void (*destroy)(void *data);
     uint64_t bytes;
     uint32_t rank;
+    uint8_t contents[HR_XXH3_SIZE]; /* digest of data; only looked at for names that have a path */
 } hr_adapter_payload;
 
 hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const hr_alloc *alloc,
@@ -115,6 +117,12 @@ void hr_adapter_store_publish_all(hr_adapter_store *store, hr_adapter_publicatio
 hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
                                   char path[HR_ADAPTER_PATH_MAX + 1], hr_adapter_reservation **out,
                                   hr_error *err);
+
+/* Whether a payload that was read for this reservation may be published: of a recalled name only
+ * what the name stood for when it gave way, for its directory may have been rewritten since, or
+ * never have held what a session streamed. */
+bool hr_adapter_store_accepts(const hr_adapter_reservation *reservation,
+                              const hr_adapter_payload *payload);
 
 /* Takes the name away at once; the payload goes with the last lease. The path of an evicted name is
  * forgotten. HR_ERR_ADAPTER_UNKNOWN. */

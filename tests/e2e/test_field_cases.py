@@ -332,6 +332,44 @@ def test_case_43_more_adapters_than_may_be_loaded_all_get_served(tiny_dir, adapt
         at_rest(engine)
 
 
+@pytest.mark.parametrize("change", ["streamed over it", "rewritten", "another scale", "none", "the same in float32"])
+def test_case_43_what_gave_way_comes_back_as_it_was_or_not_at_all(tiny_dir, copy, adapter_dirs, change):
+    """A trainer that saves every step into one directory, or streams what it registered with a path: an evicted name that is
+    asked for again is never answered with other weights than it had."""
+    path = copy("seven-r8")
+    file, config = path / "adapter_model.safetensors", json.loads((path / "adapter_config.json").read_text())
+    tensors = load_file(file)
+    turned = {key: -value if "lora_B" in key else value for key, value in tensors.items()}
+    with Engine(tiny_dir, "--max-loaded-loras", 2, "--max-loras-per-batch", 2, dtype="bfloat16", skip_tokenizer=True) as engine:
+        if change == "streamed over it":
+            engine.call("/register_lora_adapter", {"lora_name": "x", "config_dict": config, "lora_path": str(path)})
+            engine.call("/begin_weight_update", {"sync_base": False})
+            engine.call("/update_weights_from_tensor", {"flush_cache": False, "serialized_named_tensors": [
+                forms.plain([(f"x:{key}", value) for key, value in turned.items()])]})
+            engine.call("/end_weight_update", {})
+        else:
+            engine.load("x", path)
+        expected = answer(engine, "x")
+        for name in ("qv-r1", "rslora-r64"):
+            engine.load(name, adapter_dirs[name])
+        assert "x" not in loaded(engine)
+        if change == "rewritten":
+            save_file(turned, file)
+        if change == "another scale":
+            (path / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": config["lora_alpha"] * 2}))
+        if change == "the same in float32":
+            save_file({key: value.bfloat16().float() for key, value in tensors.items()}, file)
+        reply = engine.post("/generate", {"input_ids": PROMPT, "lora_path": "x", "sampling_params": GREEDY})
+        if change in ("none", "the same in float32"):
+            assert reply.json()["output_ids"] == expected
+        else:
+            assert reply.status_code == 400 and str(path) in reply.json()["error"]["message"]
+            engine.unload("x")
+            engine.load("x", path)
+            assert answer(engine, "x") != expected
+        at_rest(engine)
+
+
 def test_case_47_abort_pause_and_flush_at_once(engine):
     """Whoever aborts all can flush right after: the aborted have left the batch."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

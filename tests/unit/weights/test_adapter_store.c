@@ -241,6 +241,27 @@ static void a_recall_that_fails_or_is_revoked_leaves_the_right_memory(void **sta
     hr_adapter_store_destroy(store);
 }
 
+/* A directory may be rewritten after its adapter was loaded. */
+static void a_recalled_name_takes_only_what_it_stood_for(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[3] = {{0}};
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    hr_adapter_reservation *reservation = NULL;
+    hr_adapter_payload old = {&p[0], destroy_payload, 100, 8, .contents = {1, [15] = 2}};
+    hr_adapter_payload other = {&p[1], destroy_payload, 100, 8, .contents = {1, [15] = 3}};
+    assert_int_equal(hr_adapter_store_reserve(store, "a", "/a", false, &reservation, NULL), HR_OK);
+    assert_true(hr_adapter_store_accepts(reservation, &old)); /* a new name may be anything */
+    assert_true(hr_adapter_store_accepts(reservation, &other));
+    hr_adapter_store_publish(store, reservation, &old);
+    load(store, "b", false, &p[2]);
+    assert_int_equal(hr_adapter_store_recall(store, "a", path, &reservation, NULL), HR_OK);
+    assert_true(hr_adapter_store_accepts(reservation, &old));
+    assert_false(hr_adapter_store_accepts(reservation, &other));
+    hr_adapter_store_cancel(store, reservation);
+    hr_adapter_store_destroy(store);
+}
+
 static void recall(hr_adapter_store *store, const char *name, payload *p) {
     char path[HR_ADAPTER_PATH_MAX + 1];
     hr_adapter_reservation *reservation = NULL;
@@ -715,6 +736,7 @@ int main(void) {
         cmocka_unit_test(at_the_cap_the_least_recently_used_unpinned_name_gives_way),
         cmocka_unit_test(a_name_that_gave_way_comes_back_from_where_it_was),
         cmocka_unit_test(a_recall_that_fails_or_is_revoked_leaves_the_right_memory),
+        cmocka_unit_test(a_recalled_name_takes_only_what_it_stood_for),
         cmocka_unit_test(a_recalled_name_does_not_give_way_before_it_was_leased),
         cmocka_unit_test(the_store_agrees_with_a_plain_list),
         cmocka_unit_test(concurrent_recalls_of_one_name_load_it_once),
