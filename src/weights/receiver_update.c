@@ -79,7 +79,10 @@ hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_
         status = hr_turn_find_open(receiver, bucket->session_id, err);
         if (status == HR_OK) {
             status = hr_session_take(receiver->session, bucket, &kept, err);
-            hr_turn_renew_lease(receiver);
+            /* One that is refused and names no session may be anybody's; else the refused pushes of
+             * another trainer would keep a dead one's session open. */
+            if (status == HR_OK || bucket->session_id != NULL)
+                hr_turn_renew_lease(receiver);
         }
         hr_turn_leave(receiver);
     }

@@ -350,6 +350,37 @@ static void i14_a_dead_trainer_holds_nothing_after_its_lease(void **state) {
     fixture_close(&f);
 }
 
+static void
+i14_refused_buckets_that_name_no_session_do_not_keep_a_dead_trainer_alive(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    assert_int_equal(fixture_begin_for(&f, "dead", true, NULL), HR_OK);
+    assert_int_equal(fixture_send(&f, "layers.0.weight", "new"), HR_OK);
+    for (int i = 0; i < 3; i++) {
+        fixture_pass_ms(&f, FIXTURE_LEASE_MS / 4);
+        fixture_says(&f, fixture_send(&f, "layers.0.weight", "new"), HR_ERR_INVALID, "twice");
+    }
+    fixture_pass_ms(&f, FIXTURE_LEASE_MS / 4);
+    assert_true(hr_receiver_expire(f.receiver));
+    fixture_close(&f);
+}
+
+static void i14_a_trainer_whose_bucket_is_refused_keeps_its_session(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    assert_int_equal(fixture_begin_for(&f, "s", true, NULL), HR_OK);
+    assert_int_equal(fixture_send(&f, "layers.0.weight", "new"), HR_OK);
+    fixture_pass_ms(&f, FIXTURE_LEASE_MS / 2);
+    hr_tensor again = fixture_tensor("layers.0.weight", "new");
+    hr_bucket bucket = {.tensors = &again, .n = 1, .session_id = "s"};
+    fixture_says(&f, hr_receiver_bucket(f.receiver, &bucket, &f.err), HR_ERR_INVALID, "twice");
+    fixture_pass_ms(&f, FIXTURE_LEASE_MS / 2);
+    assert_false(hr_receiver_expire(f.receiver));
+    fixture_close(&f);
+}
+
 static void i14_a_new_name_whose_session_never_opens_is_forgotten(void **state) {
     (void)state;
     fixture f;
@@ -648,6 +679,8 @@ int main(void) {
         cmocka_unit_test(i12_the_receipt_says_when_an_adapter_did_not_change),
         cmocka_unit_test(i13_the_first_cause_is_told_afterwards),
         cmocka_unit_test(i14_a_dead_trainer_holds_nothing_after_its_lease),
+        cmocka_unit_test(i14_refused_buckets_that_name_no_session_do_not_keep_a_dead_trainer_alive),
+        cmocka_unit_test(i14_a_trainer_whose_bucket_is_refused_keeps_its_session),
         cmocka_unit_test(i14_a_new_name_whose_session_never_opens_is_forgotten),
         cmocka_unit_test(i15_registration_comes_before_bytes),
         cmocka_unit_test(i15_a_refused_config_leaves_the_registration_before_it),
