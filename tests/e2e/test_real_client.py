@@ -353,11 +353,13 @@ def slow(tiny_dir):
         assert engine.process.poll() is None, engine.log()
 
 
-LONG = {"input_ids": [5, 17, 40], "sampling_params": {"max_new_tokens": 450, "ignore_eos": True, "temperature": 0.0}}
+MANY = 12
+LONG = {"input_ids": [[5, 17, 40]] * MANY,
+        "sampling_params": {"max_new_tokens": 450, "ignore_eos": True, "temperature": 0.0}}
 
 
 def start(engine, pool, **more):
-    """A long request, once it runs."""
+    """Long requests, once they run."""
     running = pool.submit(engine.generate, **LONG, **more)
     while not engine.get("/server_info").json()["internal_states"][0]["running"]:
         assert not running.done(), "the request ended before it could be seen"
@@ -365,16 +367,17 @@ def start(engine, pool, **more):
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_request_that_is_paused_during_a_round(slow, tiny_dir, pool, mode):
+def test_requests_that_are_paused_during_a_round(slow, tiny_dir, pool, mode):
     trainer, learner = Sessions(slow), Learner(tiny_dir).step()
     trainer.round({MILES: learner})
     running = start(slow, pool, lora_path=MILES)
     trainer.round({MILES: learner.step()}, mode=mode)
-    meta = running.result(60)["meta_info"]
-    assert meta["finish_reason"]["type"] == "length" and meta["weight_version"] == "2"
-    first, last = meta["weight_versions"]
-    assert (first["version"], first["start"], last["version"], last["end"]) == ("1", 0, "2", 450)
-    assert 0 < first["end"] == last["start"] < 450
+    for item in running.result(60):
+        meta = item["meta_info"]
+        assert meta["finish_reason"]["type"] == "length" and meta["weight_version"] == "2"
+        first, last = meta["weight_versions"]
+        assert (first["version"], first["start"], last["version"], last["end"]) == ("1", 0, "2", 450)
+        assert 0 < first["end"] == last["start"] < 450
     assert_serves(slow, learner, MILES)
 
 
@@ -390,15 +393,15 @@ def test_a_staged_push_pauses_nobody(slow, tiny_dir, pool):
         tensors = learner.adapter(prefix="")
         trainer.stream([(f"{name}:{key}", tensor) for key, tensor in tensors.items()])
         trainer.ask("end_weight_update", expected_lora_checksums=forms.manifest({name: tensors}))
-        assert_serves(slow, learner, name)
 
     publish("model@1")
-    alone = slow.generate(**LONG, lora_path="model@1")["output_ids"]
+    alone = [item["output_ids"] for item in slow.generate(**LONG, lora_path="model@1")]
     running = start(slow, pool, lora_path="model@1")
     learner.step()
     publish("model@2")
     assert not running.done()
-    assert running.result(60)["output_ids"] == alone
+    assert_serves(slow, learner, "model@2")
+    assert [item["output_ids"] for item in running.result(60)] == alone
 
 
 def test_a_staged_push_needs_its_manifest(clean, tiny_dir):
