@@ -14,7 +14,7 @@ import mutate_sessions
 
 E = "src/engine/"
 ADMIT, END, RETRACT, S = E + "schedule_admit.c", E + "schedule_end.c", E + "schedule_retract.c", E + "schedule_versions.c"
-R, A = E + "request.c", "src/weights/adapter_store.c"
+R, A = E + "request.c", "src/weights/adapter_lease.c"
 TESTS = ["tests/sim/fake_model.c", "tests/sim/test_scheduler_sim.c"]
 RANDOM_RUNS = "40"
 
