@@ -70,7 +70,8 @@ static void finish(hr_generate_output *out, hr_finish_type type) {
                    .message = "",
                    .prompt_tokens = 2,
                    .completion_tokens = (uint32_t)out->tokens.n,
-                   .weight_version = "v1"};
+                   .weight_version = "v1",
+                   .adapter_id = out->item->lora_name != NULL ? 7 : 0};
     hr_generate_output_finish(out, &f);
 }
 
@@ -296,8 +297,8 @@ static void an_answer_has_sglangs_shape(void **state) {
         "\"output_top_logprobs\":[[[-0.25,0,\"a\"],[null,2,\"c\"]]],"
         "\"input_token_ids_logprobs\":[null,[[-1.5,1,\"b\"]]],"
         "\"output_token_ids_logprobs\":[[[-1.5,1,\"b\"]]],"
-        "\"completion_tokens\":1,\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\"},"
-        "\"index\":3}");
+        "\"completion_tokens\":1,\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\","
+        "\"lora_name\":\"ad\",\"lora_id\":null},\"index\":3}");
 
     item.return_logprob = false;
     finish(&out, HR_FINISH_LENGTH);
@@ -307,7 +308,9 @@ static void an_answer_has_sglangs_shape(void **state) {
         "\"type\":\"length\","
         "\"length\":1},\"prompt_tokens\":2,\"weight_version\":\"v1\",\"num_retractions\":0,"
         "\"completion_tokens\":1,"
-        "\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\",\"weight_versions\":[{"
+        "\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\",\"lora_name\":\"ad\","
+        "\"lora_id\":"
+        "7,\"weight_versions\":[{"
         "\"version\":\"v1\",\"start\":0,"
         "\"end\":1}],\"e2e_latency\":0.0}}";
     assert_reply(&out, &options, wanted);
