@@ -15,12 +15,10 @@ struct hr_pending_change {
 
 /* ---- the thread ---- */
 
-/* Inside the lock: the next change waits until nobody runs on the weights that it changes. */
 bool hr_loop_waits_for_requests(const hr_loop *loop) {
     return loop->changes != NULL && loop->changes->change->base && !hr_loop_is_frozen(loop);
 }
 
-/* Inside the lock, on the thread: the next change may be made now. */
 bool hr_loop_may_change(const hr_loop *loop) {
     return loop->changes != NULL &&
            (!hr_loop_waits_for_requests(loop) || hr_scheduler_begun(loop->scheduler) == 0);
@@ -48,7 +46,6 @@ static hr_version_label *new_label(hr_loop *loop, hr_pending_change *pending) {
     return NULL;
 }
 
-/* Between two steps. */
 void hr_loop_make_changes(hr_loop *loop) {
     hr_pending_change *next;
     bool frozen;
@@ -71,7 +68,6 @@ void hr_loop_make_changes(hr_loop *loop) {
     }
 }
 
-/* A change that was just made may hold the steps. */
 bool hr_loop_is_held(hr_loop *loop) {
     pthread_mutex_lock(&loop->lock);
     bool held = loop->holds > 0;

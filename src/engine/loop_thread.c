@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Called by the scheduler for every request it ends. The lease and the rid are back before the
- * caller hears of it, so what he does next finds them free. */
+/* The lease and the rid are back before the caller hears of it, so what he does next finds them
+ * free. */
 void hr_loop_end_request(void *self, hr_request *r, const hr_finish *finish) {
     hr_loop *loop = self;
     hr_adapter_store_release(loop->c.store, &r->lease);
@@ -128,7 +128,6 @@ void *hr_loop_main(void *arg) {
     return NULL;
 }
 
-/* Called by the store, on any thread, the scheduler's too. */
 void hr_loop_adapter_gone(void *self, uint64_t id) {
     hr_loop *loop = self;
     pthread_mutex_lock(&loop->lock);

@@ -17,12 +17,10 @@ struct timespec hr_loop_after_ms(uint64_t ms) {
     return until;
 }
 
-/* Inside the lock: waits for the next change; false when the deadline has passed. */
 bool hr_loop_wait_done(hr_loop *loop, const struct timespec *until) {
     return pthread_cond_timedwait(&loop->done, &loop->lock, until) != ETIMEDOUT;
 }
 
-/* Inside the lock: has the thread look at the orders; returns what orders_done must reach. */
 uint64_t hr_loop_give_order(hr_loop *loop) {
     pthread_cond_signal(&loop->work);
     return ++loop->orders;

@@ -14,7 +14,6 @@ static void report_versions(const hr_scheduler *s, hr_request *r, hr_finish *f) 
     f->weight_version = last > 0 ? r->labels[last - 1]->text : s->label->text;
 }
 
-/* The request is in no list and holds no pages. */
 void hr_schedule_end(hr_scheduler *s, hr_request *r, hr_finish f) {
     uint64_t now = hr_now_ns(&s->c.clock);
     f.message = f.message != NULL ? f.message : "";

@@ -19,8 +19,6 @@ void hr_schedule_give_pages(hr_scheduler *s, hr_request *r) {
     r->n_pages = r->n_shared = r->n_clear_pages = r->n_computed = 0;
 }
 
-/* Pages of r's ids that need not be computed when they are known: the last id is computed to have
- * its logits, and so are the rows that give the prompt logprobs still wanted. */
 uint32_t hr_schedule_reusable_pages(const hr_scheduler *s, const hr_request *r) {
     if (s->c.disable_prefix_cache)
         return 0;
@@ -43,8 +41,7 @@ bool hr_schedule_may_share(const hr_scheduler *s, const hr_request *r) {
     return !s->c.disable_prefix_cache && r->cache_epoch == hr_prefix_cache_epoch(s->cache);
 }
 
-/* Makes the full pages of r known. Where another sequence was first, r takes over its page: the
- * bits are the same. */
+/* Where another sequence was first, r takes over its page: the bits are the same. */
 void hr_schedule_share_pages(hr_scheduler *s, hr_request *r) {
     while (hr_schedule_may_share(s, r) && (r->n_shared + 1) * HR_KV_PAGE_TOKENS <= r->n_computed) {
         uint32_t *page = &r->pages[r->n_shared], known = find_next_page(s, r);
@@ -61,8 +58,6 @@ void hr_schedule_share_pages(hr_scheduler *s, hr_request *r) {
     }
 }
 
-/* Skips what became known since r was last looked at: r stands before a page of its own that it has
- * not begun. */
 void hr_schedule_skip_known(hr_scheduler *s, hr_request *r) {
     uint32_t most = hr_schedule_reusable_pages(s, r), before = r->n_shared, known;
     if (!hr_schedule_may_share(s, r) || r->n_computed != r->n_shared * HR_KV_PAGE_TOKENS)

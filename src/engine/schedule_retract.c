@@ -16,8 +16,8 @@ void hr_scheduler_retract_all(hr_scheduler *s) {
     hr_schedule_release_versions(s);
 }
 
-/* Every running request gets the page its last id needs; terminates because each round takes a page
- * or shrinks the running set, and one request alone always fits (hr_request_max_ids). */
+/* Terminates because each round takes a page or shrinks the running set, and one request alone
+ * always fits (hr_request_max_ids). */
 void hr_schedule_secure_pages(hr_scheduler *s) {
     uint32_t i = 0;
     while (i < s->n_running) {

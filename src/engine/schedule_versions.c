@@ -24,7 +24,6 @@ static void end_without_adapter(hr_scheduler *s, hr_request *r) {
     hr_schedule_end(s, r, f);
 }
 
-/* A waiting request that may go over to another version of its adapter. */
 void hr_schedule_renew(hr_scheduler *s, hr_request *r) {
     if (r->keeps_version)
         return;
@@ -87,7 +86,6 @@ static void note_label(hr_scheduler *s, bool base) {
     }
 }
 
-/* What waits is no longer bound to the version that it began with. */
 void hr_schedule_release_versions(hr_scheduler *s) {
     s->renewed = UINT64_MAX; /* whatever was not renewed so far is now */
     for (hr_request *r = s->queue_head; r != NULL; r = r->next)

@@ -67,8 +67,6 @@ hr_job *hr_job_new(hr_server *server, hr_exchange *exchange, const hr_job_style 
     return j;
 }
 
-/* One busy part is done; with the last one the answer can be written. The lock is held, and gone on
- * return. */
 void hr_job_leave(hr_job *j) {
     hr_exchange *exchange = j->exchange;
     bool last = --j->n_busy == 0;
@@ -135,8 +133,7 @@ void hr_job_start(hr_job *j) {
 
 /* ---- aborts ---- */
 
-/* Aborts what still runs. A finished sequence's rid may be in use again by somebody else, so only
- * live ones. */
+/* A finished sequence's rid may be in use again by somebody else, so only live ones. */
 void hr_job_abort_sequences(hr_job *j) {
     for (size_t i = 0; i < j->request.n_items; i++) {
         pthread_mutex_lock(&j->lock);

@@ -155,7 +155,6 @@ static bool any_evicted(hr_job *j) {
     return false;
 }
 
-/* False: it goes on on the thread for recalls. */
 bool hr_job_submit(hr_job *j) {
     hr_error err;
     if (!any_evicted(j) && submit_all(j)) {

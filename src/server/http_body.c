@@ -24,7 +24,6 @@ static void over_limit(hr_exchange *x) {
     refuse_body(x);
 }
 
-/* Makes room for the whole body at once where its length is known. */
 void hr_exchange_announce_body(hr_exchange *x) {
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);

@@ -17,7 +17,6 @@ void hr_exchange_wake(hr_exchange *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Suspends until the next wake. False, with the wake taken, when there is one already. */
 bool hr_exchange_suspend(hr_exchange *x) {
     hr_exchange_watch(x);
     pthread_mutex_lock(&x->lock);
@@ -38,7 +37,6 @@ bool hr_exchange_take_wake(hr_exchange *x) {
     return woken;
 }
 
-/* The library aborts the process when it is stopped with a connection suspended. */
 void hr_http_resume_all(hr_http *http) {
     atomic_store(&http->stopping, true);
     pthread_mutex_lock(&http->lock);
@@ -55,8 +53,6 @@ void hr_http_resume_all(hr_http *http) {
 
 /* ---- clients that go away ---- */
 
-/* Tells the watcher of this connection's socket; it stays watched until the exchange is completed.
- */
 void hr_exchange_watch(hr_exchange *x) {
     if (x->watched)
         return;

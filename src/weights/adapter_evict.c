@@ -74,8 +74,6 @@ static void remember_evicted(hr_adapter_store *store, hr_adapter_version *versio
         hr_adapter_store_forget_evicted(store, store->evicted->name);
 }
 
-/* Names over the cap give way; those without leases are returned as a list to free after the lock.
- */
 hr_adapter_version *hr_adapter_store_evict_over_cap(hr_adapter_store *store,
                                                     uint64_t first_new_id) {
     hr_adapter_version *dead = NULL, *victim;

@@ -72,8 +72,6 @@ hr_status hr_adapter_store_fail_unknown(const hr_adapter_store *store, const cha
     return status;
 }
 
-/* Takes the version out of the names. Returns it when nobody holds a lease, to be freed after the
- * lock. */
 hr_adapter_version *hr_adapter_store_unpublish(hr_adapter_store *store,
                                                hr_adapter_version *version) {
     hr_adapter_version **link = &store->published;

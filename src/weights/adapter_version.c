@@ -23,7 +23,6 @@ static hr_evicted_name *make_memory(const hr_alloc *alloc, const char *name, con
     return e;
 }
 
-/* Complete but for id and payload; path may be NULL. */
 hr_adapter_version *hr_adapter_version_create(hr_adapter_store *store, const char *name,
                                               const char *path, bool pinned) {
     const hr_alloc *alloc = &store->alloc;
@@ -63,7 +62,6 @@ void hr_adapter_version_list_free(hr_adapter_store *store, hr_adapter_version *l
     }
 }
 
-/* Outside the lock: frees a list of dead versions, or leaves them to the sweeper. */
 void hr_adapter_store_bury(hr_adapter_store *store, hr_adapter_version *list) {
     if (list == NULL)
         return;
