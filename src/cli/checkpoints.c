@@ -129,7 +129,7 @@ hr_status hr_checkpoints_check(const char *path, bool is_adapter, hr_error *err)
     if (!is_adapter) {
         hr_checkpoint *checkpoint = NULL;
         HR_TRY(check_json(path, "config.json", err));
-        HR_TRY(hr_checkpoint_open(path, &checkpoint, err));
+        HR_TRY(hr_checkpoint_open_unread(path, &checkpoint, err));
         hr_checkpoint_close(checkpoint);
         return HR_OK;
     }
@@ -137,7 +137,7 @@ hr_status hr_checkpoints_check(const char *path, bool is_adapter, hr_error *err)
     hr_safetensors *file = NULL;
     snprintf(tensors, sizeof tensors, "%s/adapter_model.safetensors", path);
     HR_TRY(check_json(path, "adapter_config.json", err));
-    HR_TRY(hr_safetensors_open(tensors, &file, err));
+    HR_TRY(hr_safetensors_open_unread(tensors, &file, err));
     hr_safetensors_close(file);
     return HR_OK;
 }

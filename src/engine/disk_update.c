@@ -89,8 +89,10 @@ static hr_status send_buckets(hr_receiver *receiver, const char *session_id,
     size_t n = hr_checkpoint_count(checkpoint);
     for (size_t begin = 0, end; begin < n; begin = end) {
         end = bucket_end(checkpoint, begin);
-        for (size_t i = begin; i < end; i++)
+        for (size_t i = begin; i < end; i++) {
+            HR_TRY(hr_checkpoint_fetch(checkpoint, hr_checkpoint_at(checkpoint, i), err));
             tensors[i - begin] = *hr_checkpoint_at(checkpoint, i);
+        }
         hr_bucket bucket = {.tensors = tensors, .n = end - begin, .session_id = session_id};
         HR_TRY(hr_receiver_bucket(receiver, &bucket, err));
         for (size_t i = begin; i < end; i++)
@@ -122,7 +124,7 @@ static hr_status send_session(hr_receiver *receiver, const hr_checkpoint *checkp
 static hr_status send_checkpoint(hr_receiver *receiver, const hr_disk_update *update,
                                  hr_receipt **receipt, hr_error *err) {
     hr_checkpoint *checkpoint = NULL;
-    HR_TRY(hr_checkpoint_open(update->model_path, &checkpoint, err));
+    HR_TRY(hr_checkpoint_open_unread(update->model_path, &checkpoint, err));
     hr_tensor *tensors = calloc(hr_checkpoint_count(checkpoint) + 1, sizeof *tensors);
     hr_status status;
     if (tensors == NULL)

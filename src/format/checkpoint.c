@@ -13,6 +13,7 @@
 #define INDEX_MAX_BYTES ((size_t)256 << 20)
 
 struct hr_checkpoint {
+    bool unread; /* its tensors are fetched one by one */
     hr_safetensors **shards;
     size_t n_shards;
     const hr_tensor **tensors; /* shard after shard */
@@ -37,7 +38,9 @@ static hr_status open_shard(hr_checkpoint *checkpoint, const char *dir, const ch
     char *path = hr_path_join(dir, name);
     if (path == NULL)
         return no_memory(err, dir);
-    hr_status status = hr_safetensors_open(path, &checkpoint->shards[checkpoint->n_shards], err);
+    hr_safetensors **shard = &checkpoint->shards[checkpoint->n_shards];
+    hr_status status = checkpoint->unread ? hr_safetensors_open_unread(path, shard, err)
+                                          : hr_safetensors_open(path, shard, err);
     free(path);
     if (status == HR_OK)
         checkpoint->n_shards++;
@@ -185,10 +188,11 @@ static hr_status list_tensors(hr_checkpoint *checkpoint, const char *dir, hr_err
     return HR_OK;
 }
 
-hr_status hr_checkpoint_open(const char *dir, hr_checkpoint **out, hr_error *err) {
+static hr_status open_checkpoint(const char *dir, bool unread, hr_checkpoint **out, hr_error *err) {
     hr_checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
     if (checkpoint == NULL)
         return no_memory(err, dir);
+    checkpoint->unread = unread;
     hr_status status = open_files(checkpoint, dir, err);
     if (status == HR_OK)
         status = list_tensors(checkpoint, dir, err);
@@ -198,6 +202,14 @@ hr_status hr_checkpoint_open(const char *dir, hr_checkpoint **out, hr_error *err
     }
     *out = checkpoint;
     return HR_OK;
+}
+
+hr_status hr_checkpoint_open(const char *dir, hr_checkpoint **out, hr_error *err) {
+    return open_checkpoint(dir, false, out, err);
+}
+
+hr_status hr_checkpoint_open_unread(const char *dir, hr_checkpoint **out, hr_error *err) {
+    return open_checkpoint(dir, true, out, err);
 }
 
 void hr_checkpoint_close(hr_checkpoint *checkpoint) {
@@ -229,6 +241,14 @@ const hr_tensor *hr_checkpoint_find(const hr_checkpoint *checkpoint, const char 
 
 uint64_t hr_checkpoint_bytes(const hr_checkpoint *checkpoint) {
     return checkpoint->bytes;
+}
+
+hr_status hr_checkpoint_fetch(const hr_checkpoint *checkpoint, const hr_tensor *tensor,
+                              hr_error *err) {
+    size_t i = 0;
+    while (hr_safetensors_find(checkpoint->shards[i], tensor->name) != tensor)
+        i++;
+    return hr_safetensors_fetch(checkpoint->shards[i], tensor, err);
 }
 
 void hr_checkpoint_drop(const hr_checkpoint *checkpoint, const hr_tensor *tensor) {

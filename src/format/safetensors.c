@@ -18,6 +18,8 @@ struct hr_safetensors {
     uint64_t size;
     bool owned;     /* an own mapping: of the file, or memory it was read into */
     bool from_file; /* dropped pages come back */
+    int fd;         /* of a file whose tensors are fetched one by one; else -1 */
+    struct stat opened;
     char *label;
     cJSON *header; /* keeps the names and the metadata */
     hr_tensor *tensors;
@@ -239,6 +241,7 @@ static hr_status open_bytes(const void *bytes, uint64_t size, bool owned, const 
     file->bytes = bytes;
     file->size = size;
     file->owned = owned;
+    file->fd = -1;
     hr_status status = parse_header(file, &data_start, err);
     if (status == HR_OK)
         status = read_tensors(file, data_start, err);
@@ -251,26 +254,25 @@ static hr_status open_bytes(const void *bytes, uint64_t size, bool owned, const 
 }
 
 /* Not blocking: opening a FIFO would otherwise wait for its writer. */
-static hr_status open_regular(const char *path, int *out, uint64_t *size, hr_error *err) {
+static hr_status open_regular(const char *path, int *out, struct stat *info, hr_error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return hr_fail(err, errno == ENOENT ? HR_ERR_NOT_FOUND : HR_ERR_IO, "%s: %s", path,
                        strerror(errno));
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    if (fstat(fd, info) != 0 || !S_ISREG(info->st_mode)) {
         close(fd);
         return hr_fail(err, HR_ERR_IO, "%s: not a regular file", path);
     }
     *out = fd;
-    *size = (uint64_t)info.st_size;
     return HR_OK;
 }
 
 hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err) {
     int fd;
-    uint64_t size;
+    struct stat info;
     void *bytes = NULL;
-    HR_TRY(open_regular(path, &fd, &size, err));
+    HR_TRY(open_regular(path, &fd, &info, err));
+    uint64_t size = (uint64_t)info.st_size;
     if (size > 0)
         bytes = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     int why = errno;
@@ -298,29 +300,74 @@ static hr_status read_at(int fd, unsigned char *bytes, uint64_t from, uint64_t t
     return HR_OK;
 }
 
-/* The header is judged before the data costs any memory. */
-static hr_status read_file(int fd, uint64_t size, const char *path, hr_safetensors **out,
-                           hr_error *err) {
-    uint64_t head = size < 8 ? size : 8;
-    hr_safetensors *file = NULL;
+/* Half of what is read could be of the file before, half of the one after. */
+static hr_status check_unchanged(int fd, const struct stat *opened, const char *path,
+                                 hr_error *err) {
+    struct stat now;
+    if (fstat(fd, &now) == 0 && now.st_size == opened->st_size &&
+        now.st_mtim.tv_sec == opened->st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == opened->st_mtim.tv_nsec)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_CORRUPT,
+                   "%s: written to while it was read; load it again when its writer is done", path);
+}
+
+/* The header is judged before the data costs any memory. *head: how much is read so far. */
+static hr_status read_header(int fd, uint64_t size, const char *path, uint64_t *head,
+                             hr_safetensors **out, hr_error *err) {
     unsigned char *bytes = size == 0 ? NULL
                                      : mmap(NULL, size, PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (bytes == MAP_FAILED)
         return hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for its %" PRIu64 " bytes", path,
                        size);
-    hr_status status = read_at(fd, bytes, 0, head, path, err);
+    *head = size < 8 ? size : 8;
+    hr_status status = read_at(fd, bytes, 0, *head, path, err);
     if (status == HR_OK && size >= 8) {
-        head = header_length(bytes);
-        head = head <= size - 8 && head <= HR_SAFETENSORS_MAX_HEADER ? head + 8 : 8;
-        status = read_at(fd, bytes, 8, head, path, err);
+        uint64_t length = header_length(bytes);
+        *head = length <= size - 8 && length <= HR_SAFETENSORS_MAX_HEADER ? length + 8 : 8;
+        status = read_at(fd, bytes, 8, *head, path, err);
     }
     if (status != HR_OK) {
-        munmap(bytes, size);
+        if (size > 0)
+            munmap(bytes, size);
         return status;
     }
-    HR_TRY(open_bytes(bytes, size, true, path, &file, err));
-    status = read_at(fd, bytes, head, size, path, err);
+    return open_bytes(bytes, size, true, path, out, err);
+}
+
+hr_status hr_safetensors_open_unread(const char *path, hr_safetensors **out, hr_error *err) {
+    int fd;
+    uint64_t head;
+    struct stat info;
+    HR_TRY(open_regular(path, &fd, &info, err));
+    hr_status status = read_header(fd, (uint64_t)info.st_size, path, &head, out, err);
+    if (status != HR_OK) {
+        close(fd);
+        return status;
+    }
+    (*out)->fd = fd;
+    (*out)->opened = info;
+    return HR_OK;
+}
+
+hr_status hr_safetensors_fetch(const hr_safetensors *file, const hr_tensor *tensor, hr_error *err) {
+    if (file->fd < 0 || tensor->bytes == 0)
+        return HR_OK;
+    uint64_t at = (uint64_t)((const unsigned char *)tensor->data - file->bytes);
+    HR_TRY(read_at(file->fd, (unsigned char *)(uintptr_t)file->bytes, at, at + tensor->bytes,
+                   file->label, err));
+    return check_unchanged(file->fd, &file->opened, file->label, err);
+}
+
+static hr_status read_file(int fd, const struct stat *info, const char *path, hr_safetensors **out,
+                           hr_error *err) {
+    uint64_t head, size = (uint64_t)info->st_size;
+    hr_safetensors *file = NULL;
+    HR_TRY(read_header(fd, size, path, &head, &file, err));
+    hr_status status = read_at(fd, (unsigned char *)(uintptr_t)file->bytes, head, size, path, err);
+    if (status == HR_OK)
+        status = check_unchanged(fd, info, path, err);
     if (status != HR_OK) {
         hr_safetensors_close(file);
         return status;
@@ -332,13 +379,14 @@ static hr_status read_file(int fd, uint64_t size, const char *path, hr_safetenso
 hr_status hr_safetensors_read(const char *path, uint64_t max_bytes, hr_safetensors **out,
                               hr_error *err) {
     int fd;
-    uint64_t size;
-    HR_TRY(open_regular(path, &fd, &size, err));
+    struct stat info;
+    HR_TRY(open_regular(path, &fd, &info, err));
+    uint64_t size = (uint64_t)info.st_size;
     hr_status status =
         size > max_bytes
             ? hr_fail(err, HR_ERR_LIMIT, "%s: %" PRIu64 " bytes are over the limit of %" PRIu64,
                       path, size, max_bytes)
-            : read_file(fd, size, path, out, err);
+            : read_file(fd, &info, path, out, err);
     close(fd);
     return status;
 }
@@ -353,6 +401,8 @@ void hr_safetensors_close(hr_safetensors *file) {
         return;
     if (file->owned && file->size > 0)
         munmap((void *)(uintptr_t)file->bytes, file->size);
+    if (file->fd >= 0)
+        close(file->fd);
     cJSON_Delete(file->header);
     free(file->by_name);
     free(file->tensors);
@@ -390,7 +440,7 @@ const char *hr_safetensors_metadata(const hr_safetensors *file, const char *key)
 }
 
 void hr_safetensors_drop(const hr_safetensors *file, const hr_tensor *tensor) {
-    if (!file->from_file)
+    if (!file->from_file && file->fd < 0)
         return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);

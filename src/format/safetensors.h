@@ -18,16 +18,23 @@ typedef struct hr_safetensors hr_safetensors;
 
 /* Maps path read-only and checks it whole before returning. The mapping is private to this object;
  * a file that another process cuts shorter meanwhile makes reads raise SIGBUS, which is not guarded
- * against: replace files by rename. ERR_NOT_FOUND, ERR_IO, ERR_CORRUPT (message: path, what is
- * wrong; for a file cut short, the size needed and found). */
+ * against: for files that are replaced by rename. ERR_NOT_FOUND, ERR_IO, ERR_CORRUPT (message:
+ * path, what is wrong; for a file cut short, the size needed and found). */
 hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err);
 
 /* The same, but read into memory that is private to this object, for files that their writer may
  * change or cut at any time: what was checked is what is used. The data is read once the header has
- * been found good. ERR_LIMIT for a file over max_bytes; ERR_CORRUPT also when it shrinks meanwhile.
- */
+ * been found good. ERR_LIMIT for a file over max_bytes; ERR_CORRUPT also when it is written to
+ * meanwhile. */
 hr_status hr_safetensors_read(const char *path, uint64_t max_bytes, hr_safetensors **out,
                               hr_error *err);
+
+/* The same for files too large to be read at once: only the header is read, and a tensor's bytes
+ * may be looked at once it was fetched, until it is dropped. Fetching is nothing where all bytes
+ * are there already; one tensor is fetched or dropped by one thread at a time. ERR_IO; ERR_CORRUPT
+ * when the file was written to since it was opened. */
+hr_status hr_safetensors_open_unread(const char *path, hr_safetensors **out, hr_error *err);
+hr_status hr_safetensors_fetch(const hr_safetensors *file, const hr_tensor *tensor, hr_error *err);
 
 /* The same on bytes that the caller keeps until hr_safetensors_close; label stands for the path in
  * messages. */
@@ -46,8 +53,8 @@ const hr_tensor *hr_safetensors_find(const hr_safetensors *file, const char *nam
 /* Value of a __metadata__ key; NULL when absent. */
 const char *hr_safetensors_metadata(const hr_safetensors *file, const char *key);
 
-/* Lets the system take back the whole pages that hold only this tensor; a later read fetches them
- * from the file again. Nothing on bytes from memory. Thread-safe. */
+/* Lets the system take back the whole pages that hold only this tensor; a later read of a mapped
+ * file finds them there again. Nothing on bytes from memory. Thread-safe. */
 void hr_safetensors_drop(const hr_safetensors *file, const hr_tensor *tensor);
 
 /* Appends an image to the buffer. The data begins at a multiple of HR_SAFETENSORS_ALIGN; tensors

@@ -59,7 +59,7 @@ hr_status hr_dir_source_open(const hr_dir_adapter *adapters, size_t n, const cha
     for (size_t i = 0; i < s->n && status == HR_OK; i++)
         status = open_adapter(s, i, &adapters[i], err);
     if (status == HR_OK && base != NULL)
-        status = hr_checkpoint_open(base, &s->base, err);
+        status = hr_checkpoint_open_unread(base, &s->base, err);
     if (status != HR_OK)
         hr_dir_source_close(s);
     else
@@ -113,6 +113,11 @@ static hr_status next_base(hr_dir_source *s, hr_unit *unit, hr_error *err) {
     if (held == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a tensor");
     *held = (held_tensor){s->base, hr_checkpoint_at(s->base, s->tensor++)};
+    hr_status status = hr_checkpoint_fetch(held->base, held->tensor, err);
+    if (status != HR_OK) {
+        free(held);
+        return status;
+    }
     *unit = (hr_unit){.tensors = held->tensor, .n = 1, .owner = held, .release = release_base};
     return HR_OK;
 }

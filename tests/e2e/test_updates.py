@@ -3,6 +3,8 @@ clients look for, and after each refusal the bits of all weights as before."""
 
 import concurrent.futures
 import json
+import shutil
+import threading
 import time
 
 import pytest
@@ -829,3 +831,35 @@ def test_weights_can_be_looked_at_while_updates_wait(engine, pool, tiny_dir):
         assert not request.done()
         assert request.result(60)["finish_reason"]["type"] == "length"
         assert [update.result().status_code for update in waiting] == [200] * 8
+
+
+def test_a_checkpoint_that_is_written_again_while_it_is_read(engine, restored, tiny_dir, tmp_path):
+    """A trainer that saves over its checkpoint in place: each update brings all of it or is refused, and the engine
+    lives."""
+    directory = shutil.copytree(tiny_dir, tmp_path / "model")
+    weights = next(directory.glob("*.safetensors"))
+    content = weights.read_bytes()
+    over = threading.Event()
+
+    def write_again():
+        while not over.is_set():
+            with open(weights, "r+b") as file:
+                file.truncate(len(content) // 3)
+                file.flush()
+                file.write(content)
+            time.sleep(0.001)
+
+    writer = threading.Thread(target=write_again)
+    writer.start()
+    try:
+        answers = [post(engine, "update_weights_from_disk", model_path=str(directory)) for _ in range(150)]
+    finally:
+        over.set()
+        writer.join()
+    refusals = [answer["message"] for status, answer in answers if status != 200]
+    assert refusals, "no update met the writer"
+    for message in refusals:
+        assert "cut short" in message or "written to while it was read" in message
+    assert checksums(engine) == restored
+    ask(engine, "update_weights_from_disk", model_path=str(directory))
+    assert checksums(engine) == restored

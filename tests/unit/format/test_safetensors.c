@@ -5,6 +5,7 @@
 
 #include "testing.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -259,6 +260,40 @@ static void a_file_read_into_memory_outlives_its_change(void **state) {
     remove_dir(dir, (const char *const[]){"w.safetensors", NULL});
 }
 
+/* A trainer may save over a checkpoint that an engine reads: an error, not a signal and not half of
+ * each. */
+static void a_file_that_is_written_to_while_it_is_fetched_is_refused(void **state) {
+    (void)state;
+    const char *dir = new_dir(), *path;
+    hr_error err = {0};
+    size_t n = 1 << 20;
+    unsigned char *bytes = malloc(n);
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (unsigned char)(i >> 4);
+    const hr_tensor two[2] = {tensor_of("a", HR_DTYPE_U8, n / 128, 64, bytes),
+                              tensor_of("b", HR_DTYPE_U8, n / 128, 64, bytes + n / 2)};
+    hr_safetensors *file = NULL;
+    path = path_in(dir, "w.safetensors");
+    assert_ok(hr_safetensors_save(path, two, 2, &err), &err);
+    assert_ok(hr_safetensors_open_unread(path, &file, &err), &err);
+    const hr_tensor *a = hr_safetensors_find(file, "a"), *b = hr_safetensors_find(file, "b");
+    for (int again = 0; again < 2; again++) {
+        assert_ok(hr_safetensors_fetch(file, a, &err), &err);
+        assert_memory_equal(a->data, bytes, n / 2);
+        hr_safetensors_drop(file, a);
+    }
+    const struct timespec past[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    assert_int_equal(utimensat(AT_FDCWD, path, past, 0), 0);
+    assert_refused(hr_safetensors_fetch(file, b, &err), &err, "written to while it was read");
+    assert_int_equal(truncate(path, 500), 0);
+    assert_refused(hr_safetensors_fetch(file, b, &err), &err, "cut short");
+    assert_int_equal(err.status, HR_ERR_CORRUPT);
+    hr_safetensors_close(file);
+    assert_refused(hr_safetensors_open_unread(path, &file, &err), &err, "cut short");
+    free(bytes);
+    remove_dir(dir, (const char *const[]){"w.safetensors", NULL});
+}
+
 /* Opening one would wait for a writer that never comes. */
 static void a_fifo_is_not_waited_for(void **state) {
     (void)state;
@@ -270,6 +305,7 @@ static void a_fifo_is_not_waited_for(void **state) {
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_refused(hr_safetensors_open(path, &file, &err), &err, "not a regular file");
     assert_refused(hr_safetensors_read(path, 100, &file, &err), &err, "not a regular file");
+    assert_refused(hr_safetensors_open_unread(path, &file, &err), &err, "not a regular file");
     assert_refused(hr_file_read(path, 100, &text, &err), &err, "not a regular file");
     remove_dir(dir, (const char *const[]){"f", NULL});
 }
@@ -309,6 +345,29 @@ static hr_status open_and_close(const char *dir, size_t *count, hr_error *err) {
     }
     hr_checkpoint_close(checkpoint);
     return status;
+}
+
+/* Shard one has a, b; two has c: each tensor is fetched from its own. */
+static void tensors_of_shards_are_fetched(void **state) {
+    (void)state;
+    const char *dir = new_dir();
+    hr_error err = {0};
+    hr_checkpoint *checkpoint = NULL;
+    save(dir, "one.safetensors", (const char *const[]){"a", "b"}, 2);
+    save(dir, "two.safetensors", (const char *const[]){"c"}, 1);
+    static const char index[] = "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":"
+                                "\"one.safetensors\",\"c\":\"two.safetensors\"}}";
+    write_file(dir, "model.safetensors.index.json", index, strlen(index));
+    assert_ok(hr_checkpoint_open_unread(dir, &checkpoint, &err), &err);
+    for (size_t i = 0; i < 3; i++) {
+        const hr_tensor *tensor = hr_checkpoint_at(checkpoint, i);
+        assert_ok(hr_checkpoint_fetch(checkpoint, tensor, &err), &err);
+        assert_memory_equal(tensor->data, "12345678", 8);
+        hr_checkpoint_drop(checkpoint, tensor);
+    }
+    hr_checkpoint_close(checkpoint);
+    remove_dir(dir, (const char *const[]){"one.safetensors", "two.safetensors",
+                                          "model.safetensors.index.json", NULL});
 }
 
 static void a_single_file_is_a_checkpoint(void **state) {
@@ -394,8 +453,10 @@ int main(void) {
         cmocka_unit_test(equal_and_reserved_names_are_not_written),
         cmocka_unit_test(a_dropped_tensor_reads_the_same_again),
         cmocka_unit_test(a_file_read_into_memory_outlives_its_change),
+        cmocka_unit_test(a_file_that_is_written_to_while_it_is_fetched_is_refused),
         cmocka_unit_test(a_fifo_is_not_waited_for),
         cmocka_unit_test(a_file_that_cannot_be_opened_is_named),
+        cmocka_unit_test(tensors_of_shards_are_fetched),
         cmocka_unit_test(a_single_file_is_a_checkpoint),
         cmocka_unit_test(an_index_and_its_shards_must_agree),
         cmocka_unit_test(pickled_weights_alone_are_refused),
