@@ -18,7 +18,7 @@ import tempfile
 W = "src/weights/"
 SOURCES = ["src/base/error.c", "src/base/buf.c", "src/base/clock.c", "src/tensor/digest.c", "src/tensor/dtype.c"] + [
     W + name + ".c" for name in (
-        "history", "manifest", "names", "receipt", "receiver", "receiver_control", "receiver_load", "receiver_update",
+        "doubt", "history", "manifest", "names", "receipt", "receiver", "receiver_control", "receiver_load", "receiver_update",
         "registry", "session", "session_end", "stash", "turn")]
 TESTS = ["tests/sim/fake_sink.c", "tests/sim/fake_trainer.c", "tests/sim/test_session_sim.c"]
 RANDOM_RUNS = "20"
@@ -51,6 +51,9 @@ MUTATIONS = [
     (W + "session.c", "        hr_stash_leave(stash, parcel);\n", ""),
     (W + "session.c", "    *kept = bucket->release != NULL && parcel->n_base == 0;", "    *kept = false;"),
     # ---- what must have come ----
+    (W + "session_end.c", "    HR_TRY(hr_doubt_check(&session->doubt, is_proven_whole(session, options), err));", "    ;"),
+    (W + "receiver_update.c", "                hr_session_note_refusal(receiver->session, bucket, cause.message);", "                ;"),
+    (W + "doubt.c", "        doubt->any = false;", "        ;"),
     (W + "session_end.c", "if (r == NULL || r->tensors == 0)", "if (false)"),
     (W + "session_end.c", "    if (session->stash.n == 0)\n        return hr_fail", "    if (false)\n        return hr_fail"),
     (W + "session_end.c", "        if (r->pending)\n            return hr_fail", "        if (false)\n            return hr_fail"),

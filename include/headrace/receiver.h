@@ -178,13 +178,21 @@ typedef struct hr_bucket {
 } hr_bucket;
 
 /* Takes a bucket whole or not at all. After the reply the receiver does not read memory of a bucket
- * without an owner again. Refusals name the tensor; the session stays open after them.
+ * without an owner again. Refusals name the tensor; the session stays open after them, but does not
+ * end as if it were whole: the same bucket (stream, index) must come again, or the end brings a
+ * manifest, which for base weights covers_base or complete_base must complete.
  * HR_ERR_SESSION (none open, another id, prepared already), HR_ERR_ADAPTER_UNKNOWN (not registered
  * or not declared), HR_ERR_INVALID (a lora_A/lora_B name without adapter, a tensor twice, an empty
  * bucket, an index that is not next; flush_cache, abort_all_requests or weight_version in a session
  * without sync_base for which a deferred name waits), HR_ERR_DIGEST (a bucket came again with other
  * contents), HR_ERR_LIMIT, and what the sink says about base tensors. */
 hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_error *err);
+
+/* A bucket was refused because of cause before its tensors could be read; of bucket only
+ * session_id, stream and index are looked at. The session remembers it as it does its own refusals.
+ * Nothing happens when no such session is open. */
+void hr_receiver_bucket_unread(hr_receiver *receiver, const hr_bucket *bucket,
+                               const hr_error *cause);
 
 /* What must have come. Names as in buckets, with the adapter's prefix. */
 typedef struct hr_manifest_entry {

@@ -79,17 +79,33 @@ static void say_success(hr_update_call *c, const hr_update_options *o, bool in_s
              stamped ? "." : "");
 }
 
+/* The session that this bucket was for must not end as if it had come. */
+static hr_status refuse_bucket(const hr_update_call *c, const hr_update_options *o,
+                               const hr_error *cause, hr_error *err) {
+    hr_bucket bucket = {.session_id = o->session_id, .stream = o->stream, .index = o->index};
+    hr_receiver_bucket_unread(receiver_of(c), &bucket, cause);
+    *err = *cause;
+    return cause->status;
+}
+
 /* ---- SGLang's pickles ---- */
+
+static hr_status read_tensors(hr_update_call *c, const hr_update_options *o,
+                              hr_update_payload *payload, hr_error *err) {
+    bool flattened = false;
+    HR_TRY(hr_update_load_format_read(c->args, &flattened, err));
+    HR_TRY(check_staged(c, o, err));
+    return hr_update_payload_decode_list(c->args, "serialized_named_tensors", flattened, payload,
+                                         err);
+}
 
 static hr_status run_tensor(hr_update_call *c, hr_error *err) {
     hr_update_options o;
     hr_update_payload payload;
-    bool flattened = false;
+    hr_error cause;
     HR_TRY(hr_update_options_read(c->args, true, &o, err));
-    HR_TRY(hr_update_load_format_read(c->args, &flattened, err));
-    HR_TRY(check_staged(c, &o, err));
-    HR_TRY(hr_update_payload_decode_list(c->args, "serialized_named_tensors", flattened, &payload,
-                                         err));
+    if (read_tensors(c, &o, &payload, &cause) != HR_OK)
+        return refuse_bucket(c, &o, &cause, err);
     bool in_session = o.session_id != NULL || session_is_open(c);
     HR_TRY(give(c, &payload, &o, NULL, NULL, NULL, in_session, err));
     say_success(c, &o, in_session);
@@ -194,23 +210,31 @@ static hr_status check_upsert(hr_update_call *c, hr_update_registration *r, bool
                    "LoRA adapter %s is already loaded; send upsert=true to replace it", name);
 }
 
-/* A whole adapter as PEFT saved it, or a bucket with names of its own. */
-static hr_status take_image(hr_update_call *c, hr_update_registration *r, hr_error *err) {
-    hr_update_options o;
-    hr_update_payload payload;
-    bool upsert = true;
-    const char *name = r->registration.name;
-    HR_TRY(hr_update_options_read(c->args, false, &o, err));
-    HR_TRY(check_staged(c, &o, err));
-    HR_TRY(hr_args_bool(c->args, "upsert", &upsert, err));
-    bool in_session = o.session_id != NULL || session_is_open(c);
+static hr_status read_image(hr_update_call *c, hr_update_registration *r,
+                            const hr_update_options *o, bool in_session, bool *upsert,
+                            hr_update_payload *payload, hr_error *err) {
+    HR_TRY(check_staged(c, o, err));
+    HR_TRY(hr_args_bool(c->args, "upsert", upsert, err));
     if (in_session && r->config != NULL)
         return hr_fail(err, HR_ERR_SESSION,
                        "an adapter config beside a bucket of a session: register the adapter "
                        "before, by /register_lora_adapter");
-    if (name != NULL)
-        HR_TRY(check_upsert(c, r, upsert, err));
-    HR_TRY(hr_update_payload_image(&c->body, &payload, err));
+    if (r->registration.name != NULL)
+        HR_TRY(check_upsert(c, r, *upsert, err));
+    return hr_update_payload_image(&c->body, payload, err);
+}
+
+/* A whole adapter as PEFT saved it, or a bucket with names of its own. */
+static hr_status take_image(hr_update_call *c, hr_update_registration *r, hr_error *err) {
+    hr_update_options o;
+    hr_update_payload payload;
+    hr_error cause;
+    bool upsert = true;
+    const char *name = r->registration.name;
+    HR_TRY(hr_update_options_read(c->args, false, &o, err));
+    bool in_session = o.session_id != NULL || session_is_open(c);
+    if (read_image(c, r, &o, in_session, &upsert, &payload, &cause) != HR_OK)
+        return refuse_bucket(c, &o, &cause, err);
     const hr_registration *registration = r->config != NULL ? &r->registration : NULL;
     HR_TRY(give(c, &payload, &o, registration, NULL, name, in_session, err));
     if (name != NULL)

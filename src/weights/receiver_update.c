@@ -78,7 +78,16 @@ hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_
     if (status == HR_OK) {
         status = hr_turn_find_open(receiver, bucket->session_id, err);
         if (status == HR_OK) {
-            status = hr_session_take(receiver->session, bucket, &kept, err);
+            hr_error cause;
+            status = hr_session_take(receiver->session, bucket, &kept, &cause);
+            if (status == HR_ERR_DIGEST) { /* it came before, and was taken then */
+                if (err != NULL)
+                    *err = cause;
+            } else if (status != HR_OK) {
+                hr_session_note_refusal(receiver->session, bucket, cause.message);
+                if (err != NULL)
+                    *err = cause;
+            }
             /* One that is refused and names no session may be anybody's; else the refused pushes of
              * another trainer would keep a dead one's session open. */
             if (status == HR_OK || bucket->session_id != NULL)
@@ -89,6 +98,15 @@ hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_
     if (!kept && bucket->release != NULL)
         bucket->release(bucket->owner);
     return status;
+}
+
+void hr_receiver_bucket_unread(hr_receiver *receiver, const hr_bucket *bucket,
+                               const hr_error *cause) {
+    if (hr_turn_enter(receiver, "a bucket", 0, NULL) != HR_OK)
+        return;
+    if (hr_turn_find_open(receiver, bucket->session_id, NULL) == HR_OK)
+        hr_session_note_refusal(receiver->session, bucket, cause->message);
+    hr_turn_leave(receiver);
 }
 
 /* ---- prepare, commit, abort ---- */

@@ -318,6 +318,8 @@ static void keep(hr_session *session, const hr_bucket *bucket, hr_parcel *parcel
         memcpy(stream->identities[stream->n++], session->identity, HR_XXH3_SIZE);
     if (bucket->weight_version != NULL)
         memcpy(session->weight_version, bucket->weight_version, strlen(bucket->weight_version) + 1);
+    session->is_named |= bucket->session_id != NULL;
+    hr_doubt_settle(&session->doubt, bucket);
     session->flush_cache |= bucket->flush_cache;
     session->abort_all_requests |= bucket->abort_all_requests;
     *kept = bucket->release != NULL && parcel->n_base == 0;
@@ -357,4 +359,9 @@ hr_status hr_session_take(hr_session *session, const hr_bucket *bucket, bool *ke
     }
     keep(session, bucket, parcel, stream, kept);
     return HR_OK;
+}
+
+void hr_session_note_refusal(hr_session *session, const hr_bucket *bucket, const char *cause) {
+    if (bucket->session_id != NULL || !session->is_named)
+        hr_doubt_raise(&session->doubt, bucket, cause);
 }

@@ -7,6 +7,7 @@
 #define HR_WEIGHTS_SESSION_H
 
 #include "base/clock.h"
+#include "weights/doubt.h"
 #include "weights/stash.h"
 
 /* What all sessions of a receiver share. */
@@ -50,6 +51,8 @@ typedef struct hr_session {
     char weight_version[HR_WEIGHT_VERSION_SIZE];
     bool flush_cache, abort_all_requests;
     bool base_begun;
+    hr_doubt doubt;
+    bool is_named; /* its buckets name it, so one that names none is somebody else's */
 
     /* from prepare on */
     hr_session_part *parts; /* one for each adapter, by name */
@@ -74,12 +77,15 @@ hr_status hr_session_open(hr_receiving *shared, const char *id, const hr_session
  * ends or its adapters are built; otherwise the caller releases it. */
 hr_status hr_session_take(hr_session *session, const hr_bucket *bucket, bool *kept, hr_error *err);
 
+/* A bucket was refused, here or before its tensors could be read. */
+void hr_session_note_refusal(hr_session *session, const hr_bucket *bucket, const char *cause);
+
 /* Checks all, then builds all; the session is prepared then. After a failure only roll_back may
  * follow. */
 hr_status hr_session_prepare(hr_session *session, const hr_end_options *options, hr_error *err);
 
-/* Of a prepared session; after a failure it is as it was and may be published again, or rolled back.
- * On success receipt and reply say so, and free is what is left to do. */
+/* Of a prepared session; after a failure it is as it was and may be published again, or rolled
+ * back. On success receipt and reply say so, and free is what is left to do. */
 hr_status hr_session_publish(hr_session *session, hr_error *err);
 
 /* Undoes everything: discards what was built, abandons the base, forgets the names that waited for

@@ -102,6 +102,16 @@ static hr_status check_without_manifest(const hr_session *session, hr_error *err
     return HR_OK;
 }
 
+/* The caller says what there must be, so that a tensor which is missing is found. */
+static bool is_proven_whole(const hr_session *session, const hr_end_options *options) {
+    const hr_manifest *manifest = options->manifest;
+    bool base = !session->sync_base || options->complete_base ||
+                (manifest != NULL && manifest->covers_base);
+    bool adapters =
+        manifest != NULL || (options->complete_base && session->n_parts == 0 && !session->declares);
+    return base && adapters;
+}
+
 static hr_status check_everything(hr_session *session, const hr_end_options *options,
                                   hr_stash_entry *const *sorted, hr_error *err) {
     hr_stash *stash = &session->stash;
@@ -116,6 +126,7 @@ static hr_status check_everything(hr_session *session, const hr_end_options *opt
                        "an audit of base tensors needs their SHA-256 as they come; begin the "
                        "session with audit");
     HR_TRY(find_parts(session, sorted, err));
+    HR_TRY(hr_doubt_check(&session->doubt, is_proven_whole(session, options), err));
     if (options->manifest == NULL)
         HR_TRY(check_without_manifest(session, err));
     else

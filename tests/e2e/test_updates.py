@@ -317,6 +317,9 @@ def test_an_adapter_session_leaves_the_base_alone_and_takes_none_of_it(engine, a
     ask(engine, "begin_weight_update", sync_base=False)
     refuse(engine, "update_weights_from_tensor", "sync_base", UP, serialized_named_tensors=[forms.plain([(UP, base[UP])])])
     send(engine, adapter.named("a"))
+    refuse(engine, "end_weight_update", "did not come again", "sync_base")  # whoever does not look at replies
+    ask(engine, "begin_weight_update", sync_base=False)
+    send(engine, adapter.named("a"))
     ask(engine, "end_weight_update")
     assert checksums(engine) == before
 
@@ -402,7 +405,7 @@ def test_only_declared_adapters_may_come(engine, adapter, other):
     ask(engine, "begin_weight_update", sync_base=False, new_lora_names=["a"])
     refuse(engine, "update_weights_from_tensor", "b", serialized_named_tensors=[forms.plain(other.named("b"))])
     send(engine, adapter.named("a"))
-    ask(engine, "end_weight_update")
+    ask(engine, "end_weight_update", expected_lora_checksums={"a": adapter.sums()})  # which shows that a is whole
     engine.unload("b")
 
 

@@ -370,9 +370,23 @@ def test_a_bucket_with_an_index_may_be_sent_again(engine, base, restored):
     for _ in range(2):
         image(engine, {"model.norm.weight": base["model.norm.weight"]}, session_id=s, stream="rank-0", index=1)
     assert status(engine)["tensors"] == 3
-    image(engine, {UP: base[UP]}, 400, session_id=s, stream="rank-0", index=7)  # some before it are missing
     call(engine, "end_weight_update", session_id=s)
     assert digests(engine)[UP] == xxh3(base[UP] * 2)
+
+
+def test_a_bucket_that_was_refused_must_come_before_the_end(engine, base, restored):
+    before = digests(engine)
+    s = begin(engine)
+    image(engine, {UP: base[UP] * 2}, session_id=s, stream="rank-0", index=0)
+    image(engine, {DOWN: base[DOWN] * 2}, 400, session_id=s, stream="rank-0", index=2)  # one before it is missing
+    call(engine, "end_weight_update", 400, session_id=s)
+    assert digests(engine) == before
+    s = begin(engine)
+    image(engine, {DOWN: base[DOWN] * 2}, 400, session_id=s, stream="rank-0", index=1)
+    image(engine, {UP: base[UP] * 2}, session_id=s, stream="rank-0", index=0)
+    image(engine, {DOWN: base[DOWN] * 2}, session_id=s, stream="rank-0", index=1)
+    call(engine, "end_weight_update", session_id=s)
+    assert digests(engine)[DOWN] == xxh3(base[DOWN] * 2)
 
 
 def test_several_ranks_post_at_once(engine, base, restored):

@@ -138,7 +138,10 @@ void push_make(push *p, push_plan plan, uint64_t generation) {
     make_tensors(p);
     p->manifest = plan != PLAN_ADAPTERS && plan != PLAN_BASE;
     p->owned = generation % 2 == 1;
-    p->per_bucket = plan == PLAN_FULL ? 4 : plan == PLAN_ADAPTERS ? 1 : plan == PLAN_STAGED ? 3 : 8;
+    p->per_bucket = plan == PLAN_FULL                            ? 4
+                    : plan == PLAN_ADAPTERS || plan == PLAN_BASE ? 1
+                    : plan == PLAN_STAGED                        ? 3
+                                                                 : 8;
     if (plan == PLAN_VERSION) {
         add_steps(p, STEP_VERSION, 1);
     } else if (plan == PLAN_UPSERT || plan == PLAN_INSERT) {

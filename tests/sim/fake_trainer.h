@@ -46,7 +46,7 @@ typedef enum push_plan {
     PLAN_STAGED,   /* a new name with defer_publish, and nothing declared */
     PLAN_UPSERT,   /* a again, in one call */
     PLAN_INSERT,   /* a new name, in one call */
-    PLAN_BASE,     /* two of three base tensors, without a manifest */
+    PLAN_BASE,     /* two of three base tensors, a tensor a bucket, without a manifest */
     PLAN_VERSION,  /* the weight version alone */
     PLAN_COUNT
 } push_plan;

@@ -40,6 +40,7 @@ typedef enum sim_fault {
     FAULT_OUT_OF_ORDER, /* the next bucket comes first; a call comes again, but different */
     FAULT_SILENT,       /* from this bucket on none is sent */
     FAULT_NO_MANIFEST,  /* where there must be one */
+    FAULT_DEAF,         /* a bucket is refused, and the trainer goes on as if it were not */
     FAULT_DAMAGE_BYTE,  /* a bucket is not what the manifest says */
     FAULT_DAMAGE_SWAPPED,
     FAULT_DAMAGE_MISSING,
@@ -176,7 +177,7 @@ static void arm(trial *t) {
         fake_sink_fail(&t->engine.sink, t->nth, HR_ERR_INTERNAL, false);
     if (t->fault == FAULT_PUBLISH_LATE)
         fake_sink_fail(&t->engine.sink, 0, HR_ERR_TIMEOUT, true);
-    if (t->fault == FAULT_MEMORY || t->fault == FAULT_MEMORY_RETRY) {
+    if (t->fault == FAULT_MEMORY || t->fault == FAULT_MEMORY_RETRY || t->fault == FAULT_DEAF) {
         t->engine.memory.countdown = t->nth;
         t->engine.memory.failed = false;
     }
@@ -308,6 +309,8 @@ static sim_outcome run_push(trial *t) {
             assert_int_not_equal(status, HR_OK);
         if (here && t->fault == FAULT_KILL_AFTER)
             return DEAD;
+        if (status != HR_OK && t->fault == FAULT_DEAF && kind == STEP_BUCKET)
+            continue;
         if (status != HR_OK) {
             give_up(t, kind);
             return FAILED;
@@ -364,7 +367,7 @@ static bool must_work(const trial *t) {
 
 static bool must_be_refused(const trial *t) {
     return (damage_of(t->fault) != DAMAGE_NONE && !t->refused) || t->fault == FAULT_SILENT ||
-           t->fault == FAULT_NO_MANIFEST;
+           t->fault == FAULT_NO_MANIFEST || t->fault == FAULT_DEAF;
 }
 
 /* An adapter that is known but has nothing to do with these pushes. */
@@ -425,6 +428,8 @@ static bool applies(push_plan plan, sim_fault fault, size_t at) {
     switch (fault) {
     case FAULT_SILENT:
         return kind == STEP_BUCKET && (plan != PLAN_BASE || p.steps[at].index == 0);
+    case FAULT_DEAF:
+        return kind == STEP_BUCKET;
     case FAULT_NO_MANIFEST:
         return without_manifest && plan == PLAN_STAGED;
     case FAULT_DAMAGE_BYTE:

@@ -657,6 +657,54 @@ static void i31_a_name_whose_load_failed_is_free_again(void **state) {
     fixture_close(&f);
 }
 
+/* A trainer that does not look at replies must not publish what is left of its push. */
+static void
+i09_a_refused_bucket_is_remembered_until_it_comes_or_a_manifest_shows_all(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    assert_int_equal(fixture_register(&f, "a", "{}", false), HR_OK);
+    hr_tensor stranger = fixture_tensor("b:q.lora_A.weight", "1");
+    hr_bucket bucket = {.tensors = &stranger, .n = 1};
+    hr_error unread = {.status = HR_ERR_CORRUPT, .message = "base64: bad character"};
+
+    /* without a stream nothing can come again */
+    assert_int_equal(fixture_begin(&f, false), HR_OK);
+    assert_int_equal(hr_receiver_bucket(f.receiver, &bucket, &f.err), HR_ERR_ADAPTER_UNKNOWN);
+    fixture_send_adapter(&f, "a", "1");
+    fixture_says(&f, fixture_end(&f, NULL), HR_ERR_SESSION, "was refused and did not come again");
+
+    /* one that could not even be read counts, and its cause is told */
+    assert_int_equal(fixture_begin(&f, false), HR_OK);
+    hr_receiver_bucket_unread(f.receiver, &bucket, &unread);
+    fixture_send_adapter(&f, "a", "1");
+    fixture_says(&f, fixture_end(&f, NULL), HR_ERR_SESSION, "base64: bad character");
+
+    /* a manifest shows that nothing is missing */
+    assert_int_equal(fixture_begin(&f, false), HR_OK);
+    hr_receiver_bucket_unread(f.receiver, &bucket, &unread);
+    fixture_send_adapter(&f, "a", "1");
+    const hr_manifest_entry entries[] = {{.name = "a:q.lora_A.weight"},
+                                         {.name = "a:q.lora_B.weight"}};
+    const hr_manifest manifest = {.entries = entries, .n = 2};
+    assert_int_equal(fixture_end_with(&f, &manifest), HR_OK);
+
+    /* the same bucket of its stream comes after all; that of another trainer is not this one's */
+    char id[HR_SESSION_ID_SIZE];
+    hr_session_options named = {.session_id = "mine"};
+    hr_tensor a[] = {fixture_tensor("a:q.lora_A.weight", "2"),
+                     fixture_tensor("a:q.lora_B.weight", "2")};
+    hr_bucket first = {.tensors = a, .n = 1, .session_id = "mine", .stream = "s", .index = 0};
+    hr_bucket second = {.tensors = a + 1, .n = 1, .session_id = "mine", .stream = "s", .index = 1};
+    assert_int_equal(hr_receiver_begin(f.receiver, &named, id, NULL), HR_OK);
+    assert_int_equal(hr_receiver_bucket(f.receiver, &first, NULL), HR_OK);
+    hr_receiver_bucket_unread(f.receiver, &second, &unread);
+    hr_receiver_bucket_unread(f.receiver, &bucket, &unread);
+    assert_int_equal(hr_receiver_bucket(f.receiver, &second, NULL), HR_OK);
+    assert_int_equal(fixture_end(&f, NULL), HR_OK);
+    fixture_close(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(i01_a_bucket_with_an_owner_is_released_once_when_it_is_built),
@@ -670,6 +718,7 @@ int main(void) {
         cmocka_unit_test(i08_one_bad_adapter_leaves_all_of_them_and_the_base),
         cmocka_unit_test(i08_a_failed_build_leaves_the_others),
         cmocka_unit_test(i08_a_failed_load_restores_the_registration_before_it),
+        cmocka_unit_test(i09_a_refused_bucket_is_remembered_until_it_comes_or_a_manifest_shows_all),
         cmocka_unit_test(i10_without_sync_base_the_base_is_refused_and_untouched),
         cmocka_unit_test(i10_a_session_with_sync_base_but_no_base_tensor_leaves_the_base_alone),
         cmocka_unit_test(i11_an_adapters_name_never_reaches_the_base),
