@@ -22,7 +22,9 @@ struct hr_lora {
     hr_lora_module *modules; /* by module id, n_modules of the model */
     uint32_t max_rank, max_leaves;
     char *arena;
-    size_t arena_bytes;
+    size_t arena_bytes; /* in use */
+    hr_page_pool *pages;
+    size_t pages_bytes; /* taken there */
 };
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef HR_MODEL_LAYOUT_H
 #define HR_MODEL_LAYOUT_H
 
+#include "base/page_pool.h"
 #include "format/peft.h"
 #include "model/architecture.h"
 #include "model/guard.h"
@@ -53,7 +54,8 @@ struct hr_model {
     hr_hf_config config;
     const hr_architecture *architecture;
     uint32_t n_modules, embed_module, head_module;
-    unsigned packers; /* threads that may pack an adapter: as many as run steps */
+    unsigned packers;    /* threads that may pack an adapter: as many as run steps */
+    hr_page_pool *pages; /* of adapters that are gone, for those to come */
 
     hr_layer *layers;
     char *embed; /* dense [vocab][hidden] compute elements; NULL when tied to head */

@@ -6,6 +6,7 @@
 #include "model/layout.h"
 
 #include "base/machine.h"
+#include "base/page_pool.h"
 #include "format/checkpoint.h"
 #include "model/rope.h"
 #include "tensor/convert.h"
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLICE_BYTES = 16 << 20 };
+enum { SLICE_BYTES = 16 << 20, MAX_KEPT_ADAPTERS = 256 << 20 };
 
 /* What the workers are packing. */
 typedef struct slice {
@@ -237,6 +238,9 @@ static hr_status load_into(hr_model *model, const hr_model_options *options, hr_
     HR_TRY(choose_context(model, options->context_length, err));
     model->info.config = &model->config;
     model->packers = hr_pool_workers(options->pool);
+    model->pages = hr_page_pool_create(MAX_KEPT_ADAPTERS);
+    if (model->pages == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a model");
 
     status = hr_checkpoint_open(options->dir, &l.checkpoint, err);
     if (status != HR_OK)
@@ -279,6 +283,7 @@ void hr_model_destroy(hr_model *model) {
     hr_weights_destroy(&model->shadow);
     free(model->shadow_fresh);
     hr_pages_free(model->tables, model->tables_bytes);
+    hr_page_pool_unref(model->pages);
     hr_places_free(&model->places);
     hr_guard_destroy(model->guard);
     free(model->module_names);

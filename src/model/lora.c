@@ -1,7 +1,6 @@
 /* From a PEFT directory to packed pairs. */
 #include "model/lora.h"
 
-#include "base/machine.h"
 #include "model/adapter.h"
 #include "tensor/convert.h"
 
@@ -60,6 +59,7 @@ static const void *compute_rows(const hr_model *model, const hr_tensor *tensor, 
 static void pack_table(const hr_model *model, const hr_peft_module *pair, void *scratch, char *to) {
     size_t element = hr_compute_bytes(model->info.compute), vocab = pair->a.shape[1];
     size_t padded = (size_t)leaves_of(pair->rank) * HR_LORA_LEAF;
+    memset(to, 0, a_bytes(model, pair)); /* rows are padded */
     for (size_t row = 0; row < pair->rank; row++) {
         const char *from = compute_rows(model, &pair->a, row, row + 1, scratch);
         for (size_t v = 0; v < vocab; v++)
@@ -174,12 +174,15 @@ static hr_status pack(const hr_model *model, const hr_peft *peft, hr_lora *lora,
     lora->max_rank = peft->max_rank;
     lora->max_leaves = leaves_of(peft->max_rank);
     lora->modules = calloc(model->n_modules, sizeof *lora->modules);
-    lora->arena_bytes = hr_round_up(all_a, 64) + all_b;
-    lora->arena = hr_pages_alloc(lora->arena_bytes); /* zeroed */
+    size_t b_at = hr_round_up(all_a, 64);
+    lora->arena_bytes = lora->pages_bytes = b_at + all_b;
+    lora->pages = model->pages;
+    lora->arena = hr_page_pool_take(lora->pages, &lora->pages_bytes);
     if (lora->modules == NULL || lora->arena == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter of %zu bytes",
                        lora->arena_bytes);
-    lay_out(model, peft, lora->arena, lora->arena + hr_round_up(all_a, 64), lora);
+    memset(lora->arena + all_a, 0, b_at - all_a); /* pairs fill all the rest */
+    lay_out(model, peft, lora->arena, lora->arena + b_at, lora);
     return pack_shared(model, peft, lora, err);
 }
 
@@ -278,7 +281,7 @@ void hr_lora_destroy(hr_lora *lora) {
     if (lora == NULL)
         return;
     if (lora->arena != NULL)
-        hr_pages_free(lora->arena, lora->arena_bytes);
+        hr_page_pool_give(lora->pages, lora->arena, lora->pages_bytes);
     free(lora->modules);
     free(lora);
 }

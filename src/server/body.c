@@ -2,36 +2,38 @@
 #include "server/body.h"
 
 #include "base/machine.h"
+#include "base/page_pool.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-#define PAGE ((size_t)2 << 20)
-#define MAX_KEPT_PIECES 8
 
 struct hr_body_pool {
     pthread_mutex_t lock;
     size_t refs; /* the creator and every body with pages */
-    size_t max_kept, kept_bytes;
+    hr_page_pool *pages;
     size_t arriving; /* announced by bodies that are not complete */
-    struct {
-        char *data;
-        size_t cap;
-    } kept[MAX_KEPT_PIECES]; /* oldest first */
-    size_t n_kept;
 };
 
 hr_status hr_body_pool_create(size_t max_kept, hr_body_pool **out, hr_error *err) {
     hr_body_pool *pool = calloc(1, sizeof *pool);
-    if (pool == NULL)
+    hr_page_pool *pages = hr_page_pool_create(max_kept);
+    if (pool == NULL || pages == NULL) {
+        free(pool);
+        hr_page_pool_unref(pages);
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for request bodies");
+    }
     pthread_mutex_init(&pool->lock, NULL);
     pool->refs = 1;
-    pool->max_kept = max_kept;
+    pool->pages = pages;
     *out = pool;
     return HR_OK;
+}
+
+static void ref(hr_body_pool *pool) {
+    pthread_mutex_lock(&pool->lock);
+    pool->refs++;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 void hr_body_pool_unref(hr_body_pool *pool) {
@@ -42,72 +44,13 @@ void hr_body_pool_unref(hr_body_pool *pool) {
     pthread_mutex_unlock(&pool->lock);
     if (!last)
         return;
-    for (size_t i = 0; i < pool->n_kept; i++)
-        hr_pages_free(pool->kept[i].data, pool->kept[i].cap);
+    hr_page_pool_unref(pool->pages);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
 }
 
 size_t hr_body_pool_kept(hr_body_pool *pool) {
-    pthread_mutex_lock(&pool->lock);
-    size_t bytes = pool->kept_bytes;
-    pthread_mutex_unlock(&pool->lock);
-    return bytes;
-}
-
-/* Takes piece i out of the list. Under the lock. */
-static void unlist(hr_body_pool *pool, size_t i) {
-    pool->kept_bytes -= pool->kept[i].cap;
-    memmove(&pool->kept[i], &pool->kept[i + 1], (--pool->n_kept - i) * sizeof pool->kept[0]);
-}
-
-/* Pages for cap bytes: the smallest kept piece that is large enough and not far too large, else
- * fresh ones. */
-static char *take_pages(hr_body_pool *pool, size_t *cap) {
-    char *data = NULL;
-    size_t best = MAX_KEPT_PIECES;
-    pthread_mutex_lock(&pool->lock);
-    for (size_t i = 0; i < pool->n_kept; i++) {
-        if (pool->kept[i].cap >= *cap && pool->kept[i].cap / 4 <= *cap &&
-            (best == MAX_KEPT_PIECES || pool->kept[i].cap < pool->kept[best].cap))
-            best = i;
-    }
-    if (best < MAX_KEPT_PIECES) {
-        data = pool->kept[best].data;
-        *cap = pool->kept[best].cap;
-        unlist(pool, best);
-    }
-    pool->refs++;
-    pthread_mutex_unlock(&pool->lock);
-    if (data == NULL)
-        data = hr_pages_alloc(*cap);
-    if (data == NULL)
-        hr_body_pool_unref(pool);
-    return data;
-}
-
-static void give_pages(hr_body_pool *pool, char *data, size_t cap) {
-    char *drop[MAX_KEPT_PIECES];
-    size_t drop_cap[MAX_KEPT_PIECES], n = 0;
-    bool keep = cap <= pool->max_kept && madvise(data, cap, MADV_FREE) == 0;
-    pthread_mutex_lock(&pool->lock);
-    while (keep && pool->n_kept > 0 &&
-           (pool->n_kept == MAX_KEPT_PIECES || pool->kept_bytes + cap > pool->max_kept)) {
-        drop[n] = pool->kept[0].data;
-        drop_cap[n++] = pool->kept[0].cap;
-        unlist(pool, 0);
-    }
-    if (keep) {
-        pool->kept[pool->n_kept].data = data;
-        pool->kept[pool->n_kept++].cap = cap;
-        pool->kept_bytes += cap;
-    }
-    pthread_mutex_unlock(&pool->lock);
-    while (n-- > 0)
-        hr_pages_free(drop[n], drop_cap[n]);
-    if (!keep)
-        hr_pages_free(data, cap);
-    hr_body_pool_unref(pool);
+    return hr_page_pool_kept(pool->pages);
 }
 
 /* Counts length bytes as arriving when there is memory for them. */
@@ -141,10 +84,10 @@ static hr_status make_room(hr_body *body, hr_body_pool *pool, size_t length, hr_
         body->cap = cap;
         return HR_OK;
     }
-    cap = (cap + PAGE - 1) / PAGE * PAGE;
-    data = take_pages(pool, &cap);
+    data = hr_page_pool_take(pool->pages, &cap);
     if (data == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for a body of %zu bytes", length);
+    ref(pool);
     hr_body old = hr_body_move(body);
     if (old.len > 0)
         memcpy(data, old.data, old.len);
@@ -191,9 +134,11 @@ hr_body hr_body_move(hr_body *from) {
 
 void hr_body_free(hr_body *body) {
     hr_body_complete(body);
-    if (body->pool != NULL)
-        give_pages(body->pool, body->data, body->cap);
-    else
+    if (body->pool != NULL) {
+        hr_page_pool_give(body->pool->pages, body->data, body->cap);
+        hr_body_pool_unref(body->pool);
+    } else {
         free(body->data);
+    }
     *body = (hr_body){0};
 }

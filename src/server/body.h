@@ -1,9 +1,7 @@
 /* Bodies of requests, up to gigabytes of them: one piece of memory, sized from the announced length
- * before the first byte comes, never moved, handed on without a copy.
- *
- * Faulting fresh pages in costs more than reading a body into them, so the memory of large bodies
- * is kept for the next ones; the system may take its contents meanwhile (MADV_FREE). What is
- * arriving at one time is bounded by the memory there is. */
+ * before the first byte comes, never moved, handed on without a copy. The memory of large bodies is
+ * kept for the next ones (page_pool.h). What is arriving at one time is bounded by the memory there
+ * is. */
 #ifndef HR_SERVER_BODY_H
 #define HR_SERVER_BODY_H
 

@@ -127,6 +127,25 @@ static void it_is_packed_as_from_a_directory(void **state) {
     }
 }
 
+static void memory_that_served_another_gives_the_same_bytes(void **state) {
+    (void)state;
+    hr_model *model = load(NULL);
+    adapter from;
+    make_adapter(&from);
+    hr_lora *kept = create(model, &from), *gone = create(model, &from);
+    char *where = gone->arena;
+    memset(gone->arena, 0xff, gone->pages_bytes);
+    hr_lora_destroy(gone);
+    hr_lora *again = create(model, &from);
+    assert_ptr_equal(again->arena, where);
+    assert_int_equal(again->arena_bytes, kept->arena_bytes);
+    assert_memory_equal(again->arena, kept->arena, kept->arena_bytes);
+    free_adapter(&from);
+    hr_lora_destroy(kept);
+    hr_model_destroy(model);
+    hr_lora_destroy(again); /* memory outlives its model */
+}
+
 /* The largest rank makes an adapter of a tiny model large enough to be shared out. */
 static void several_threads_pack_the_bytes_of_one(void **state) {
     (void)state;
@@ -386,6 +405,7 @@ static int tear_down(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_is_packed_as_from_a_directory),
+        cmocka_unit_test(memory_that_served_another_gives_the_same_bytes),
         cmocka_unit_test(several_threads_pack_the_bytes_of_one),
         cmocka_unit_test(digests_are_those_of_the_converted_tensors),
         cmocka_unit_test(bad_tensors_are_refused_by_name),
