@@ -1,19 +1,18 @@
 /* Digests by xxHash and OpenSSL. */
 #include "tensor/digest.h"
 
+#include "tensor/xxh3.inc.h"
+
 #include <openssl/sha.h>
 #include <stdlib.h>
-#include <string.h>
-#include <xxhash.h>
 
-static void canonical(XXH128_hash_t hash, uint8_t out[HR_XXH3_SIZE]) {
-    XXH128_canonical_t bytes;
-    XXH128_canonicalFromHash(&bytes, hash);
-    memcpy(out, bytes.digest, HR_XXH3_SIZE);
+static const hr_xxh3_ops *ops(void) {
+    static const hr_xxh3_ops baseline = {one, update};
+    return __builtin_cpu_supports("avx2") ? &hr_xxh3_avx2 : &baseline;
 }
 
 void hr_xxh3(const void *bytes, size_t size, uint8_t out[HR_XXH3_SIZE]) {
-    canonical(XXH3_128bits(bytes, size), out);
+    ops()->one(bytes, size, out);
 }
 
 /* xxHash keeps the struct's layout and alignment to itself. */
@@ -33,11 +32,11 @@ void hr_xxh3_stream_reset(hr_xxh3_stream *stream) {
 }
 
 void hr_xxh3_stream_update(hr_xxh3_stream *stream, const void *bytes, size_t size) {
-    XXH3_128bits_update(state_of(stream), bytes, size);
+    ops()->update(state_of(stream), bytes, size);
 }
 
 void hr_xxh3_stream_digest(const hr_xxh3_stream *stream, uint8_t out[HR_XXH3_SIZE]) {
-    canonical(XXH3_128bits_digest((const XXH3_state_t *)(const void *)stream), out);
+    put(XXH3_128bits_digest((const XXH3_state_t *)(const void *)stream), out);
 }
 
 void hr_xxh3_stream_destroy(hr_xxh3_stream *stream) {

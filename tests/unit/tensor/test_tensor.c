@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include <cmocka.h>
 
@@ -177,8 +178,37 @@ static void digests_are_those_of_the_published_programs(void **state) {
     assert_string_equal(sha, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
+/* Whatever the machine's instructions: the linked library is the baseline. */
+static void digests_are_the_librarys_at_every_length_and_in_every_piece(void **state) {
+    (void)state;
+    enum { MOST = 5000 };
+    static const size_t pieces[] = {1, 63, 64, 65, 255, 1024, 4999};
+    unsigned char bytes[MOST];
+    for (size_t i = 0; i < MOST; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 11);
+    hr_xxh3_stream *stream = hr_xxh3_stream_create();
+    assert_non_null(stream);
+    for (size_t size = 0; size <= MOST; size += size < 600 ? 1 : 97) {
+        XXH128_canonical_t want;
+        uint8_t digest[HR_XXH3_SIZE];
+        XXH128_canonicalFromHash(&want, XXH3_128bits(bytes, size));
+        hr_xxh3(bytes, size, digest);
+        assert_memory_equal(digest, want.digest, sizeof digest);
+        for (size_t p = 0; p < sizeof pieces / sizeof pieces[0]; p++) {
+            hr_xxh3_stream_reset(stream);
+            for (size_t at = 0; at < size; at += pieces[p])
+                hr_xxh3_stream_update(stream, bytes + at,
+                                      size - at < pieces[p] ? size - at : pieces[p]);
+            hr_xxh3_stream_digest(stream, digest);
+            assert_memory_equal(digest, want.digest, sizeof digest);
+        }
+    }
+    hr_xxh3_stream_destroy(stream);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(digests_are_the_librarys_at_every_length_and_in_every_piece),
         cmocka_unit_test(every_dtype_is_found_by_its_names),
         cmocka_unit_test(a_shape_counts_its_elements_or_overflows),
         cmocka_unit_test(a_shape_is_written_for_messages),
