@@ -30,7 +30,12 @@ void hr_log(hr_log_level level, const char *fmt, ...) {
     va_end(args);
     if (n < 0)
         return;
+    size_t said = used;
     used += (size_t)n < sizeof line - used - 1 ? (size_t)n : sizeof line - used - 2;
+    for (; said < used;
+         said++) /* words of a client write no lines of their own, nor on a terminal */
+        if ((unsigned char)line[said] < 0x20 || line[said] == 0x7f)
+            line[said] = ' ';
     line[used++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written; /* nowhere left to report to */

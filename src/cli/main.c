@@ -34,8 +34,8 @@ static void print_help(FILE *out) {
 int hr_exit_error(int code, const hr_error *err) {
     char line[sizeof err->message];
     snprintf(line, sizeof line, "%s", err->message);
-    for (char *c = line; *c != '\0'; c++) {
-        if (*c == '\n' || *c == '\r')
+    for (char *c = line; *c != '\0'; c++) { /* an engine's words may be in it */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = ' ';
     }
     fflush(stdout);

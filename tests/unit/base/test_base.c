@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/machine.h"
 
 #include <setjmp.h>
@@ -10,9 +11,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
-
 
 static void a_failure_carries_its_status_and_text(void **state) {
     (void)state;
@@ -116,8 +117,26 @@ static void a_deadline_passes(void **state) {
     assert_false(hr_deadline_passed(&clock, UINT64_MAX));
 }
 
+/* A client's words in a log line write no line of their own and move no cursor. */
+static void control_characters_do_not_reach_the_log(void **state) {
+    (void)state;
+    int ends[2];
+    char said[256] = "";
+    assert_int_equal(pipe(ends), 0);
+    int kept = dup(STDERR_FILENO);
+    assert_true(kept >= 0 && dup2(ends[1], STDERR_FILENO) >= 0);
+    hr_log(HR_LOG_ERROR, "the key \"%s\"", "a\n[now] INFO all is well\x1b[2J\x7f\xc3\xa9");
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    assert_true(read(ends[0], said, sizeof said - 1) > 0);
+    assert_non_null(strstr(said, "ERROR the key \"a [now] INFO all is well [2J \xc3\xa9\"\n"));
+    close(kept);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(control_characters_do_not_reach_the_log),
         cmocka_unit_test(a_failure_carries_its_status_and_text),
         cmocka_unit_test(nobody_needs_to_want_the_text),
         cmocka_unit_test(context_stands_before_the_cause),
