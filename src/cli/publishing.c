@@ -194,7 +194,7 @@ hr_status hr_publishing_resume(hr_publishing *p, const char *session_id, const c
 bool hr_publishing_is_partial(const hr_publishing *p) {
     cJSON *report = NULL;
     const char *text = hr_publisher_report(p->publisher);
-    size_t published = 0, n = 0;
+    size_t published = 0, unknown = 0, n = 0;
     const cJSON *engine;
     if (hr_json_parse(text, strlen(text), 0, &report, NULL) != HR_OK)
         return false;
@@ -202,8 +202,11 @@ bool hr_publishing_is_partial(const hr_publishing *p) {
         const char *state = "";
         (void)hr_json_opt_string(engine, "state", &state, NULL);
         published += strcmp(state, "published") == 0;
+        unknown += strcmp(state, "unknown") == 0;
         n++;
     }
+    bool may_have = cJSON_IsTrue(hr_json_get(report, "atomic")) &&
+                    cJSON_IsTrue(hr_json_get(report, "commit_begun")) && unknown > 0;
     cJSON_Delete(report);
-    return published > 0 && published < n;
+    return (published > 0 && published < n) || may_have;
 }

@@ -43,7 +43,8 @@ hr_status hr_publishing_resume(hr_publishing *publishing, const char *session_id
 /* Whether Ctrl-C or SIGTERM came. */
 bool hr_publishing_stopped(void);
 
-/* Whether the last push has left engines in different versions. */
+/* Whether the last push has left engines in different versions, or may have: its commit was not
+ * answered by all. */
 bool hr_publishing_is_partial(const hr_publishing *publishing);
 
 /* "NAME=DIR" of a flag taken apart; *name is the caller's to free. ERR_INVALID. */

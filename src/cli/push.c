@@ -37,7 +37,7 @@ static void print_help(const push_flags *f) {
     hr_cli_print_options(stdout, f->table, f->n);
     printf("\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or, with a "
            "transport\nwithout rollback, what the message says); 2 wrong usage; 3 some engines "
-           "have committed and some\nhave not: run again with --resume ID\n");
+           "have committed, or may have,\nand some have not: run again with --resume ID\n");
 }
 
 static hr_status check(const push_flags *f, hr_error *err) {

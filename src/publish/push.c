@@ -194,6 +194,7 @@ static hr_status run_resume(hr_push_run *run, const char *session_id, const char
         return hr_fail(err, HR_ERR_UNSUPPORTED,
                        "transport %s has no prepared sessions to resume; push again",
                        run->traits->name);
+    run->facts.commit_begun = true;
     hr_status status = hr_push_stage(run, &request, HR_RETRY_COMMIT, err);
     if (status == HR_ERR_SESSION)
         hr_push_append(err,

@@ -115,7 +115,7 @@ hr_status hr_push_commit(hr_push_run *run, hr_error *err) {
     hr_stage_request request = end_request(run, HR_STAGE_COMMIT);
     if (!hr_publisher_tell(run->p, hr_stage_name(HR_STAGE_COMMIT)))
         return hr_push_cancelled(err);
-    run->committed = true;
+    run->committed = run->facts.commit_begun = true;
     run->p->unstoppable = true;
     hr_status status =
         hr_push_stage(run, &request, run->traits->atomic ? HR_RETRY_COMMIT : HR_RETRY_NOTHING, err);

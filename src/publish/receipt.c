@@ -84,6 +84,7 @@ static void write_receipt(const hr_push_receipt *r, const hr_error *failure, hr_
     hr_json_put_string(&w, "weight_version", r->weight_version);
     hr_json_put_bool(&w, "skipped", r->skipped);
     hr_json_put_bool(&w, "atomic", r->atomic);
+    hr_json_put_bool(&w, "commit_begun", r->commit_begun);
     hr_json_put_u64(&w, "rank", r->rank);
     hr_json_put_u64(&w, "ranks", r->ranks);
     hr_json_put_u64(&w, "tensors", r->tensors);

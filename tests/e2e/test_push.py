@@ -204,6 +204,26 @@ def test_a_commit_that_was_cut_is_resumed(engines, adapter_dirs, loaded):
     assert version(two) == "cut" and scores(two, "a") == loaded["seven-r8"]
 
 
+def test_a_commit_whose_answer_is_lost_may_have_been_made(engine, adapter_dirs, loaded):
+    """The only engine serves the new weights: saying that nothing was published would be wrong."""
+    with Proxy(engine, commit_weight_update=["lose reply for ever"]) as proxy:
+        words = ["--engine", proxy.url, "--timeout", "0.5"]
+        receipt, text = push(*words, "--adapter", f"a={adapter_dirs['seven-r8']}", "--version", "unheard", code=3)
+        assert [said["state"] for said in receipt["engines"]] == ["unknown"] and receipt["commit_begun"]
+        assert receipt["session_id"] in text and version(engine) == "unheard"
+        proxy.faults.clear()
+        done, _ = push(*words, "--resume", receipt["session_id"], "--version", "unheard")
+    assert done["engines"][0]["state"] == "published" and scores(engine, "a") == loaded["seven-r8"]
+
+
+def test_words_of_an_engine_cannot_move_the_cursor(adapter_dirs):
+    evil = {"success": False, "message": "\x1b[2J\x07all is well\r\nheadrace: published\x7f"}
+    with Recorder(begin_weight_update=(400, evil)) as recorder:
+        done = cli("push", "--engine", recorder.url, "--adapter", f"a={adapter_dirs['seven-r8']}", code=1)
+    assert "all is well" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not set(done.stderr) & set("\x1b\x07\r\x7f")
+
+
 def test_resume_of_what_was_rolled_back_says_how_to_go_on(engine):
     done = cli("push", "--engine", engine.url, "--resume", "push-of-yesterday", code=1)
     assert "push the same weights again" in done.stderr
