@@ -91,8 +91,9 @@ class PushEngine(Structure):
 
 class PushReceipt(Structure):
     _fields_ = [("session_id", c_char_p), ("transport", c_char_p), ("weight_version", c_char_p), ("skipped", c_bool),
-                ("atomic", c_bool), ("rank", c_uint32), ("ranks", c_uint32), ("tensors", c_uint64),
-                ("bytes", c_uint64), ("sent_tensors", c_uint64), ("sent_bytes", c_uint64), ("buckets", c_uint64),
+                ("commit_begun", c_bool), ("atomic", c_bool), ("rank", c_uint32), ("ranks", c_uint32),
+                ("tensors", c_uint64), ("bytes", c_uint64), ("sent_tensors", c_uint64), ("sent_bytes", c_uint64),
+                ("buckets", c_uint64),
                 ("xxh3", c_uint8 * 16), ("pause_ns", c_uint64), ("register_ns", c_uint64), ("begin_ns", c_uint64),
                 ("stream_ns", c_uint64), ("prepare_ns", c_uint64), ("commit_ns", c_uint64), ("total_ns", c_uint64),
                 ("engines", POINTER(PushEngine)), ("n_engines", c_size_t)]
