@@ -418,9 +418,6 @@ static hr_status check_matrix(const hr_resolver *r, const hr_tensor *tensor, con
                        "tensor %.200s: wanted %s [%" PRIu64 ", %" PRIu64 "], came %s", tensor->name,
                        form, rows, columns,
                        hr_shape_format(tensor->shape, tensor->ndim, came, sizeof came));
-    if (!hr_all_finite(tensor->data, tensor->dtype, hr_tensor_elements(tensor)))
-        return hr_fail(r->err, HR_ERR_CORRUPT, "tensor %.200s holds an infinity or a NaN",
-                       tensor->name);
     return HR_OK;
 }
 
@@ -529,6 +526,15 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
     XXH128_canonicalFromHash((XXH128_canonical_t *)result.config_digest,
                              XXH3_128bits(config, config_len));
     *out = result;
+    return HR_OK;
+}
+
+hr_status hr_peft_check_values(const hr_peft_module *pair, hr_error *err) {
+    const hr_tensor *both[] = {&pair->a, &pair->b};
+    for (size_t i = 0; i < 2; i++)
+        if (!hr_all_finite(both[i]->data, both[i]->dtype, hr_tensor_elements(both[i])))
+            return hr_fail(err, HR_ERR_CORRUPT, "tensor %.200s holds an infinity or a NaN",
+                           both[i]->name);
     return HR_OK;
 }
 

@@ -59,11 +59,16 @@ typedef struct hr_peft_base {
 
 /* Resolves an adapter from its config text and its tensors (names as PEFT saves them). The tensors'
  * bytes stay the caller's and must outlive *out. base may be NULL. On success the caller ends *out
- * with hr_peft_close. ERR_ADAPTER_CONFIG (config), ERR_ADAPTER_INCOMPATIBLE (tensors against config
- * or model), ERR_SHAPE, ERR_DTYPE, ERR_CORRUPT (inf, NaN), ERR_NO_MEMORY. Thread-safe. */
+ * with hr_peft_close. Values of pairs are not looked at (hr_peft_check_values). ERR_ADAPTER_CONFIG
+ * (config), ERR_ADAPTER_INCOMPATIBLE (tensors against config or model), ERR_SHAPE, ERR_DTYPE,
+ * ERR_NO_MEMORY. Thread-safe. */
 hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor *tensors,
                           size_t n_tensors, const hr_module_name *modules, size_t n_modules,
                           const hr_peft_base *base, hr_peft *out, hr_error *err);
+
+/* ERR_CORRUPT names the tensor of the pair that holds an infinity or a NaN. Apart from the rest, so
+ * that whoever reads the values next reads them in a cache. Thread-safe. */
+hr_status hr_peft_check_values(const hr_peft_module *pair, hr_error *err);
 
 /* What a config says by itself: the largest rank it gives to a module, fused names included. The
  * refusals of hr_peft_resolve that need no tensors; ERR_ADAPTER_CONFIG, ERR_NO_MEMORY. Thread-safe.

@@ -98,12 +98,17 @@ typedef struct pack_job {
     void *scratch;
     pthread_t thread;
     bool started;
+    hr_status status;
+    hr_error err;
 } pack_job;
 
 static void *pack_pairs(void *arg) {
-    const pack_job *job = arg;
+    pack_job *job = arg;
     for (size_t i = job->begin; i < job->end; i++) {
         const hr_peft_module *pair = &job->peft->modules[i];
+        job->status = hr_peft_check_values(pair, &job->err);
+        if (job->status != HR_OK)
+            break;
         const hr_lora_module *module = &job->lora->modules[pair->module];
         pack_a(job->model, pair, job->scratch, module->a);
         pack_b(job->model, pair, job->scratch, module->b);
@@ -148,6 +153,9 @@ static hr_status pack_shared(const hr_model *model, const hr_peft *peft, const h
         if (jobs[j].started)
             pthread_join(jobs[j].thread, NULL);
     free(scratch);
+    for (unsigned j = 0; j < n; j++)
+        if (jobs[j].status != HR_OK) /* the first in the order of modules */
+            return hr_fail(err, jobs[j].status, "%s", jobs[j].err.message);
     return HR_OK;
 }
 

@@ -99,6 +99,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (hr_peft_resolve(text, config_len, set.tensors, set.n, modules, N_MODULES, &base, &peft,
                         &err) == HR_OK)
         check(&peft);
+    for (size_t i = 0; i < peft.n_modules; i++)
+        (void)hr_peft_check_values(&peft.modules[i], &err);
     hr_peft_close(&peft);
     return 0;
 }

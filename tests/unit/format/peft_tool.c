@@ -84,9 +84,13 @@ static hr_status print_adapter(int argc, char **argv, tool *t, hr_json_writer *w
     if (argc > 3)
         HR_TRY(hr_checkpoint_open(argv[3], &t->base, err));
     HR_TRY(hr_peft_open(argv[1], t->modules, t->n, t->base ? &base : NULL, &peft, err));
-    print_peft(&peft, t, w);
+    hr_status status = HR_OK;
+    for (size_t i = 0; i < peft.n_modules && status == HR_OK; i++)
+        status = hr_peft_check_values(&peft.modules[i], err);
+    if (status == HR_OK)
+        print_peft(&peft, t, w);
     hr_peft_close(&peft);
-    return HR_OK;
+    return status;
 }
 
 static void print_fields(hr_json_writer *w) {
