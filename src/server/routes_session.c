@@ -100,10 +100,16 @@ static hr_status end_with(hr_update_call *c, end_function end, hr_error *err) {
 
 static hr_status run_abort(hr_update_call *c, hr_error *err) {
     const char *id = NULL;
+    hr_receiver_status before;
     HR_TRY(hr_args_string(c->args, "session_id", &id, err));
+    hr_receiver_status_get(receiver_of(c), &before);
     HR_TRY(hr_receiver_abort(receiver_of(c), id, err));
-    snprintf(c->message, sizeof c->message,
-             "The weight-update session was aborted; nothing has changed.");
+    bool in_place = before.sync_base && before.tensors > 0 &&
+                    strcmp(hr_engine_base_mode(c->server->options.engine), "in_place") == 0;
+    snprintf(c->message, sizeof c->message, "The weight-update session was aborted; %s.",
+             in_place ? "base tensors, if any came, were written in place, and requests are "
+                        "refused until all base weights have come"
+                      : "nothing has changed");
     hr_json_put_bool(&c->w, "aborted", true);
     return HR_OK;
 }
