@@ -50,7 +50,8 @@ OF_ONE = [
     # ---- all or nothing ----
     (P + "push_session.c", "        roll_back(run);\n", "        ;\n"),
     (P + "push_session.c", "    if (status != HR_OK && run->begun && !run->committed)", "    if (status != HR_OK && run->begun)"),
-    (P + "push_session.c", "    run->committed = true;\n    run->p->unstoppable = true;\n", "    run->committed = true;\n"),
+    (P + "push_session.c", "    run->committed = run->facts.commit_begun = true;\n    run->p->unstoppable = true;\n",
+     "    run->committed = run->facts.commit_begun = true;\n"),
     (P + "push_session.c", "    continue_engines(run, status", "    if (status == HR_OK)\n        continue_engines(run, status"),
     (P + "push_session.c", "    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;",
      "    bool half = false;"),
