@@ -24,8 +24,16 @@ LIBRARIES = ["-lcurl", "-lcjson", "-lxxhash", "-lcrypto", "-lcmocka", "-lpthread
 OF_ONE = [
     # ---- what engines received ----
     (P + "push_session.c", "    if (!e->has_receipt || !r->has_xxh3)", "    if (false)"),
-    (P + "push_session.c", "        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)", "        false)"),
-    (P + "push_session.c", "        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));", "        ;"),
+    (P + "push_session.c", "           memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) == 0;", "           true;"),
+    (P + "push_session.c", "        HR_TRY(check_prepared(run, &run->p->fleet.engines[i], err));", "        ;"),
+    (P + "push_session.c", "    if (i == r->n_adapters)\n", "    if (i > r->n_adapters)\n"),
+    (P + "push_session.c", "    if (memcmp(r->adapters[i].config_digest, digest, sizeof digest) != 0)", "    if (false)"),
+    (P + "push_session.c", "    if (!e->has_receipt || r->state != HR_SESSION_PUBLISHED ||", "    if (!e->has_receipt ||"),
+    (P + "push_session.c", "        strcmp(r->session_id, run->session_id) != 0)", "        false)"),
+    (P + "push_session.c", "    if (version != NULL && strcmp(r->weight_version, version) != 0)", "    if (false)"),
+    (P + "push_session.c", "    if (e->prepared && strcmp(r->instance, e->instance) != 0)", "    if (false)"),
+    (P + "push_session.c", "    if (e->prepared && (!r->has_xxh3 || !has_what_was_sent(run, r)))", "    if (false)"),
+    (P + "push_session.c", "        HR_TRY(hr_push_check_committed(run, err));", "        ;"),
     (T + "wire_bucket.c", "            hr_xxh3(t->tensor->data, bytes, t->xxh3);", "            ;"),
     (T + "wire_bucket.c", "            hr_xxh3_stream_digest(b->stream, t->xxh3);", "            ;"),
     (P + "push_stream.c", "        memcpy(e->xxh3, t->xxh3, HR_XXH3_SIZE);", "        ;"),

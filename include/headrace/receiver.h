@@ -40,6 +40,8 @@ typedef struct hr_registration {
     const char *name;   /* no ':', at most 256 bytes */
     const char *config; /* JSON of an adapter_config.json */
     size_t config_len;
+    const char *config_digest; /* 32 hex digits by which the client knows this config, for receipts;
+                                  NULL: the XXH3-128 of the config's text */
     bool pinned;
     const char *path; /* of a PEFT directory that holds the same adapter, so that it may be evicted
                          and read again; NULL: the stream is the only copy */
@@ -243,8 +245,9 @@ typedef struct hr_receipt_adapter {
     uint64_t id; /* 0 before it is published */
     uint64_t tensors, bytes;
     uint8_t xxh3[16]; /* over the sorted (name, NUL, digest) of its tensors, names without prefix */
-    bool unchanged;   /* the same digest as its version before: nothing was learned, or nothing was
-                         exported */
+    uint8_t config_digest[16]; /* of the registration that it was built under */
+    bool unchanged; /* the same digest as its version before: nothing was learned, or nothing was
+                       exported */
 } hr_receipt_adapter;
 
 /* What one engine says about one session. */

@@ -14,6 +14,8 @@ typedef struct hr_fleet_engine {
     char error[512]; /* of its last failure; "" */
     hr_engine_receipt receipt;
     bool has_receipt;
+    bool prepared; /* and its receipt was checked; by this process of the engine: */
+    char instance[65];
     uint64_t retries;
 } hr_fleet_engine;
 

@@ -169,20 +169,7 @@ hr_status hr_publisher_push(hr_publisher *publisher, const hr_push *push, hr_pus
 
 /* ---- resume ---- */
 
-static hr_status check_resumed(const hr_publisher *p, const char *weight_version, hr_error *err) {
-    for (size_t i = 0; weight_version != NULL && i < p->fleet.n; i++) {
-        const hr_fleet_engine *e = &p->fleet.engines[i];
-        if (!e->has_receipt || strcmp(e->receipt.weight_version, weight_version) != 0)
-            return hr_fail(err, HR_ERR_SESSION,
-                           "engine %s has committed the session, with weight version \"%.200s\" "
-                           "instead of \"%.200s\"",
-                           e->url, e->receipt.weight_version, weight_version);
-    }
-    return HR_OK;
-}
-
-static hr_status run_resume(hr_push_run *run, const char *session_id, const char *weight_version,
-                            hr_error *err) {
+static hr_status run_resume(hr_push_run *run, const char *session_id, hr_error *err) {
     hr_stage_request request = {.stage = HR_STAGE_COMMIT, .session_id = run->session_id};
     HR_TRY(hr_session_id_check(session_id, err));
     snprintf(run->session_id, sizeof run->session_id, "%s", session_id);
@@ -204,7 +191,7 @@ static hr_status run_resume(hr_push_run *run, const char *session_id, const char
     request.stage = HR_STAGE_CONTINUE; /* the push may have left an engine paused that was away */
     if (run->p->options.pause != HR_PUSH_PAUSE_NONE)
         HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
-    return check_resumed(run->p, weight_version, err);
+    return hr_push_check_committed(run, err);
 }
 
 hr_status hr_publisher_resume(hr_publisher *publisher, const char *session_id,
@@ -217,7 +204,7 @@ hr_status hr_publisher_resume(hr_publisher *publisher, const char *session_id,
     HR_TRY(enter_call(publisher, err));
     uint64_t start = hr_now_ns(&publisher->fleet.clock);
     hr_push_run run = new_run(publisher, &nothing);
-    hr_status status = run_resume(&run, session_id, weight_version, err);
+    hr_status status = run_resume(&run, session_id, err);
     run.facts.commit_ns = hr_now_ns(&publisher->fleet.clock) - start;
     return leave_call(publisher, &run, start, status, receipt, err);
 }

@@ -85,6 +85,9 @@ hr_status hr_push_open(hr_push_run *run, hr_error *err);
 hr_status hr_push_prepare(hr_push_run *run, hr_error *err);
 /* Commits on all; a failure says who has and what to do. */
 hr_status hr_push_commit(hr_push_run *run, hr_error *err);
+/* That the receipts of engines, all of which have committed, are of this session, its version and,
+ * where it was prepared here, its tensors and the process that had them. */
+hr_status hr_push_check_committed(const hr_push_run *run, hr_error *err);
 /* Whatever came before: no session of a failed push stays, engines go on. Returns status, or what
  * went wrong here after a success. On ranks that have opened and paused nothing there is nothing to
  * do. */

@@ -54,7 +54,37 @@ hr_status hr_push_open(hr_push_run *run, hr_error *err) {
 
 /* ---- prepare and commit ---- */
 
-static hr_status check_engine(const hr_push_run *run, const hr_fleet_engine *e, hr_error *err) {
+static bool has_what_was_sent(const hr_push_run *run, const hr_engine_receipt *r) {
+    return r->tensors == run->facts.tensors && r->bytes == run->facts.bytes &&
+           memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) == 0;
+}
+
+/* Anybody may register a name again until its first tensor comes. */
+static hr_status check_config(const hr_fleet_engine *e, const hr_push_adapter *adapter,
+                              hr_error *err) {
+    const hr_engine_receipt *r = &e->receipt;
+    uint8_t digest[HR_XXH3_SIZE];
+    char mine[HR_XXH3_HEX], theirs[HR_XXH3_HEX];
+    size_t i = 0;
+    hr_xxh3(adapter->config, adapter->config_len, digest);
+    while (i < r->n_adapters && strcmp(r->adapters[i].name, adapter->name) != 0)
+        i++;
+    if (i == r->n_adapters)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s, prepare: its receipt does not say with which config it built "
+                       "the adapter '%s'",
+                       e->url, adapter->name);
+    if (memcmp(r->adapters[i].config_digest, digest, sizeof digest) != 0)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s, prepare: the adapter '%s' was registered again by somebody else "
+                       "meanwhile, with another config (digest %s; this push registered %s); let "
+                       "one trainer publish under a name",
+                       e->url, adapter->name, hr_xxh3_format(r->adapters[i].config_digest, theirs),
+                       hr_xxh3_format(digest, mine));
+    return HR_OK;
+}
+
+static hr_status check_prepared(const hr_push_run *run, hr_fleet_engine *e, hr_error *err) {
     const hr_engine_receipt *r = &e->receipt;
     char mine[HR_XXH3_HEX], theirs[HR_XXH3_HEX];
     if (!e->has_receipt || !r->has_xxh3)
@@ -62,14 +92,54 @@ static hr_status check_engine(const hr_push_run *run, const hr_fleet_engine *e, 
                        "engine %s, prepare: no receipt with a digest came, so nothing shows that "
                        "the bytes were checked",
                        e->url);
-    if (r->tensors != run->facts.tensors || r->bytes != run->facts.bytes ||
-        memcmp(r->xxh3, run->facts.xxh3, HR_XXH3_SIZE) != 0)
+    if (!has_what_was_sent(run, r))
         return hr_fail(err, HR_ERR_DIGEST,
                        "engine %s, prepare: it has %llu tensors, %llu bytes, digest %s; sent were "
                        "%llu, %llu, %s",
                        e->url, (unsigned long long)r->tensors, (unsigned long long)r->bytes,
                        hr_xxh3_format(r->xxh3, theirs), (unsigned long long)run->facts.tensors,
                        (unsigned long long)run->facts.bytes, hr_xxh3_format(run->facts.xxh3, mine));
+    for (size_t i = 0; i < run->push->n_adapters; i++)
+        HR_TRY(check_config(e, &run->push->adapters[i], err));
+    e->prepared = true;
+    memcpy(e->instance, r->instance, sizeof e->instance);
+    return HR_OK;
+}
+
+/* What this engine says it has committed is what was prepared and asked for. */
+static hr_status check_committed(const hr_push_run *run, const hr_fleet_engine *e, hr_error *err) {
+    const hr_engine_receipt *r = &e->receipt;
+    const char *version = run->push->weight_version;
+    if (!e->has_receipt || r->state != HR_SESSION_PUBLISHED ||
+        strcmp(r->session_id, run->session_id) != 0)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s has answered the commit of session %s with a receipt of session "
+                       "\"%s\" that is %s",
+                       e->url, run->session_id, r->session_id, hr_session_state_name(r->state));
+    if (version != NULL && strcmp(r->weight_version, version) != 0)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s has committed the session, with weight version \"%.200s\" "
+                       "instead of \"%.200s\"",
+                       e->url, r->weight_version, version);
+    if (e->prepared && strcmp(r->instance, e->instance) != 0)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "engine %s has committed the session as instance \"%s\", but \"%s\" has "
+                       "prepared it",
+                       e->url, r->instance, e->instance);
+    if (e->prepared && (!r->has_xxh3 || !has_what_was_sent(run, r)))
+        return hr_fail(err, HR_ERR_DIGEST,
+                       "engine %s has committed the session with other tensors than it prepared",
+                       e->url);
+    return HR_OK;
+}
+
+hr_status hr_push_check_committed(const hr_push_run *run, hr_error *err) {
+    for (size_t i = 0; i < run->p->fleet.n; i++) {
+        hr_status status = check_committed(run, &run->p->fleet.engines[i], err);
+        if (status != HR_OK)
+            hr_push_append(err, "push the same weights again, as a new session");
+        HR_TRY(status);
+    }
     return HR_OK;
 }
 
@@ -85,7 +155,7 @@ hr_status hr_push_prepare(hr_push_run *run, hr_error *err) {
     hr_stage_request request = end_request(run, HR_STAGE_PREPARE);
     HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
     for (size_t i = 0; run->traits->atomic && i < run->p->fleet.n; i++)
-        HR_TRY(check_engine(run, &run->p->fleet.engines[i], err));
+        HR_TRY(check_prepared(run, &run->p->fleet.engines[i], err));
     run->facts.prepare_ns = hr_push_now(run) - start;
     return HR_OK;
 }
@@ -124,6 +194,8 @@ hr_status hr_push_commit(hr_push_run *run, hr_error *err) {
         explain_commit(run, err);
         return status;
     }
+    if (run->traits->atomic)
+        HR_TRY(hr_push_check_committed(run, err));
     request.stage = HR_STAGE_FLUSH;
     return flushes(run) && !pauses(run) ? hr_push_stage(run, &request, HR_RETRY_ALL, err) : HR_OK;
 }

@@ -3,9 +3,9 @@
 
 #include "tensor/digest.h"
 
-static void put_digest(hr_json_writer *w, const uint8_t digest[HR_XXH3_SIZE]) {
+static void put_digest(hr_json_writer *w, const char *key, const uint8_t digest[HR_XXH3_SIZE]) {
     char hex[HR_XXH3_HEX];
-    hr_json_put_string(w, "xxh3", hr_xxh3_format(digest, hex));
+    hr_json_put_string(w, key, hr_xxh3_format(digest, hex));
 }
 
 static void write_adapters(const hr_receipt *r, hr_json_writer *w) {
@@ -17,7 +17,8 @@ static void write_adapters(const hr_receipt *r, hr_json_writer *w) {
         hr_json_put_u64(w, "id", a->id);
         hr_json_put_u64(w, "tensors", a->tensors);
         hr_json_put_u64(w, "bytes", a->bytes);
-        put_digest(w, a->xxh3);
+        put_digest(w, "xxh3", a->xxh3);
+        put_digest(w, "config_digest", a->config_digest);
         hr_json_put_bool(w, "unchanged", a->unchanged);
         hr_json_object_end(w);
     }
@@ -30,7 +31,7 @@ static void write_audit(const hr_receipt *r, hr_json_writer *w) {
         hr_json_key(w, r->audit[i].name);
         hr_json_object_begin(w);
         hr_json_put_u64(w, "bytes", r->audit[i].bytes);
-        put_digest(w, r->audit[i].xxh3);
+        put_digest(w, "xxh3", r->audit[i].xxh3);
         if (r->audit[i].sha256[0] != '\0')
             hr_json_put_string(w, "sha256", r->audit[i].sha256);
         hr_json_object_end(w);
@@ -53,7 +54,7 @@ void hr_write_receipt(const hr_receipt *r, hr_json_writer *w) {
     hr_json_put_u64(w, "ranks", r->ranks);
     hr_json_put_u64(w, "tensors", r->tensors);
     hr_json_put_u64(w, "bytes", r->bytes);
-    put_digest(w, r->xxh3);
+    put_digest(w, "xxh3", r->xxh3);
     hr_json_put_u64(w, "base_tensors", r->base_tensors);
     hr_json_put_u64(w, "base_bytes", r->base_bytes);
     hr_json_key(w, "adapters");

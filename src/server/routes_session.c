@@ -30,9 +30,9 @@ static hr_status run_register(hr_update_call *c, hr_error *err) {
 }
 
 void hr_route_register_adapter(hr_exchange *exchange, void *app) {
-    static const char *const keys[] = {"lora_name", "config_dict",   "pinned",
-                                       "lora_path", "defer_publish", "added_tokens_config",
-                                       NULL};
+    static const char *const keys[] = {
+        "lora_name", "config_dict",   "config_digest",       "pinned",
+        "lora_path", "defer_publish", "added_tokens_config", NULL};
     static const hr_update_route route = {
         .keys = keys, .shape = HR_UPDATE_ADAPTERS, .run = run_register};
     hr_update_call_start(app, exchange, &route);

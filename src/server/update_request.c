@@ -38,6 +38,7 @@ hr_status hr_update_registration_read(const cJSON *args, uint32_t vocab_size, bo
     hr_registration *r = &out->registration;
     HR_TRY(hr_json_get_string(args, "lora_name", &r->name, err));
     HR_TRY(hr_args_bool(args, "pinned", &r->pinned, err));
+    HR_TRY(hr_args_string(args, "config_digest", &r->config_digest, err));
     HR_TRY(hr_args_string(args, "lora_path", &r->path, err));
     HR_TRY(hr_args_bool(args, "defer_publish", &r->defer_publish, err));
     HR_TRY(check_added_tokens(args, vocab_size, err));

@@ -14,9 +14,9 @@ typedef struct hr_update_registration {
     char *config; /* owned: its config as text */
 } hr_update_registration;
 
-/* lora_name, config_dict, pinned, lora_path, defer_publish; added_tokens_config must not add tokens
- * to a vocabulary of vocab_size. config_required: without config_dict it is refused, else
- * registration.config is NULL then. Freed also after a failure. */
+/* lora_name, config_dict, config_digest, pinned, lora_path, defer_publish; added_tokens_config must
+ * not add tokens to a vocabulary of vocab_size. config_required: without config_dict it is refused,
+ * else registration.config is NULL then. Freed also after a failure. */
 hr_status hr_update_registration_read(const cJSON *args, uint32_t vocab_size, bool config_required,
                                       hr_update_registration *out, hr_error *err);
 void hr_update_registration_free(hr_update_registration *registration);

@@ -46,6 +46,31 @@ static hr_status read_digest(const cJSON *object, hr_engine_receipt *r, hr_error
     return HR_OK;
 }
 
+static hr_status read_adapter(const cJSON *object, hr_engine_receipt *r, hr_error *err) {
+    hr_engine_adapter *to = &r->adapters[r->n_adapters];
+    const char *hex = NULL;
+    HR_TRY(read_text(object, "name", to->name, sizeof to->name, err));
+    HR_TRY(hr_json_opt_string(object, "config_digest", &hex, err));
+    if (hex == NULL)
+        return HR_OK;
+    if (!hr_xxh3_parse(hex, to->config_digest))
+        return hr_fail(err, HR_ERR_INVALID, "config_digest: wanted 32 hex digits, came \"%.40s\"",
+                       hex);
+    r->n_adapters++;
+    return HR_OK;
+}
+
+static hr_status read_adapters(const cJSON *object, hr_engine_receipt *r, hr_error *err) {
+    const cJSON *item, *list = hr_json_get_present(object, "adapters");
+    if (!cJSON_IsArray(list) || list->child == NULL)
+        return HR_OK;
+    r->adapters = calloc((size_t)cJSON_GetArraySize(list), sizeof *r->adapters);
+    if (r->adapters == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of adapters");
+    cJSON_ArrayForEach(item, list) HR_TRY(read_adapter(item, r, err));
+    return HR_OK;
+}
+
 static hr_status read_times(const cJSON *object, hr_engine_receipt *r, hr_error *err) {
     const cJSON *times = hr_json_get_present(object, "milliseconds");
     const struct {
@@ -81,22 +106,25 @@ static hr_status read_fields(const cJSON *object, hr_engine_receipt *r, hr_error
     HR_TRY(hr_json_opt_u64(object, "tensors", 0, most, &r->tensors, err));
     HR_TRY(hr_json_opt_u64(object, "bytes", 0, most, &r->bytes, err));
     HR_TRY(read_digest(object, r, err));
+    HR_TRY(read_adapters(object, r, err));
     return read_times(object, r, err);
 }
 
 hr_status hr_engine_receipt_read(const cJSON *object, hr_engine_receipt *out, hr_error *err) {
     hr_engine_receipt r = {0};
     hr_status status = read_fields(object, &r, err);
-    if (status != HR_OK)
+    if (status == HR_OK && (r.json = cJSON_PrintUnformatted(object)) == NULL)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for it");
+    if (status != HR_OK) {
+        hr_engine_receipt_clear(&r);
         return hr_fail_context(err, status, "the engine's receipt");
-    r.json = cJSON_PrintUnformatted(object);
-    if (r.json == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an engine's receipt");
+    }
     *out = r;
     return HR_OK;
 }
 
 void hr_engine_receipt_clear(hr_engine_receipt *receipt) {
+    free(receipt->adapters);
     cJSON_free(receipt->json);
     *receipt = (hr_engine_receipt){0};
 }

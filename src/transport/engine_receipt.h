@@ -9,6 +9,11 @@
 
 #include <cjson/cJSON.h>
 
+typedef struct hr_engine_adapter {
+    char name[HR_LORA_NAME_SIZE];
+    uint8_t config_digest[HR_XXH3_SIZE];
+} hr_engine_adapter;
+
 typedef struct hr_engine_receipt {
     hr_session_state state;
     char session_id[HR_SESSION_ID_SIZE];
@@ -19,6 +24,8 @@ typedef struct hr_engine_receipt {
     bool has_xxh3;
     uint8_t xxh3[HR_XXH3_SIZE];
     uint64_t receive_ns, verify_ns, build_ns, publish_ns;
+    hr_engine_adapter *adapters; /* those of which it says a config's digest */
+    size_t n_adapters;
     char *json; /* as it came */
 } hr_engine_receipt;
 

@@ -4,9 +4,13 @@
 #include "transport/dialect.h"
 
 static void put_register(const hr_stage_request *r, hr_json_writer *w) {
+    uint8_t digest[HR_XXH3_SIZE];
+    char hex[HR_XXH3_HEX];
+    hr_xxh3(r->registration->config, r->registration->config_len, digest);
     hr_json_put_string(w, "lora_name", r->registration->name);
     hr_json_key(w, "config_dict");
     hr_json_write_raw(w, r->registration->config, r->registration->config_len);
+    hr_json_put_string(w, "config_digest", hr_xxh3_format(digest, hex));
     hr_json_put_bool(w, "pinned", r->registration->pinned);
 }
 
@@ -96,5 +100,6 @@ const hr_dialect hr_dialect_safetensors = {
                .atomic = true,
                .base_rollback = true,
                .flushes = true},
+    .one_call_buckets = true,
     .next = next,
 };

@@ -14,6 +14,12 @@ static hr_status check_registration(const hr_registration *registration, hr_erro
     if (registration->config_len > MAX_CONFIG)
         return hr_fail(err, HR_ERR_LIMIT, "the config of the adapter '%s' is over %d bytes",
                        registration->name, MAX_CONFIG);
+    uint8_t digest[HR_XXH3_SIZE];
+    if (registration->config_digest != NULL && !hr_xxh3_parse(registration->config_digest, digest))
+        return hr_fail(err, HR_ERR_INVALID,
+                       "config_digest of the adapter '%s': wanted an XXH3-128 of 32 hex digits, "
+                       "came \"%.40s\"",
+                       registration->name, registration->config_digest);
     if (registration->path != NULL && strnlen(registration->path, MAX_PATH + 1) > MAX_PATH)
         return hr_fail(err, HR_ERR_LIMIT, "the path of the adapter '%s' is over %d bytes",
                        registration->name, MAX_PATH);

@@ -36,6 +36,11 @@ hr_registered *hr_registered_create(const hr_memory *memory, const hr_registrati
     if (made == NULL)
         return NULL;
     *made = (hr_registered){.registration = *registration};
+    made->registration.config_digest = NULL;
+    if (registration->config_digest != NULL)
+        hr_xxh3_parse(registration->config_digest, made->config_digest);
+    else
+        hr_xxh3(registration->config, registration->config_len, made->config_digest);
     char *text = (char *)(made + 1);
     memcpy(text, registration->name, name_size);
     made->registration.name = text;

@@ -19,10 +19,11 @@
 typedef struct hr_registered hr_registered;
 struct hr_registered {
     hr_registered *next;
-    hr_registration registration; /* its texts lie behind this struct */
-    uint64_t since_ns;            /* when it was registered */
-    bool pending;                 /* waits for the commit of a session */
-    bool published;               /* by a session, at least once */
+    hr_registration registration; /* its texts lie behind this struct; no config_digest */
+    uint8_t config_digest[HR_XXH3_SIZE];
+    uint64_t since_ns; /* when it was registered */
+    bool pending;      /* waits for the commit of a session */
+    bool published;    /* by a session, at least once */
 
     /* of the last published stream; forgotten with a new config */
     bool has_previous;
@@ -48,7 +49,8 @@ bool hr_registered_is(const hr_registered *registered, const char *name, size_t 
 /* NULL when there is none. */
 hr_registered *hr_registry_find(const hr_registry *registry, const char *name, size_t name_len);
 
-/* A copy of the registration, not in the registry yet; NULL when memory is short. */
+/* A copy of the registration, whose config_digest is well-formed, not in the registry yet; NULL
+ * when memory is short. */
 hr_registered *hr_registered_create(const hr_memory *memory, const hr_registration *registration);
 void hr_registered_destroy(const hr_memory *memory, hr_registered *registered); /* NULL allowed */
 

@@ -184,6 +184,7 @@ static void describe_part(const hr_session_part *part, hr_receipt_adapter *to) {
     to->tensors = part->n;
     to->bytes = r->bytes;
     memcpy(to->xxh3, part->bytes, sizeof to->xxh3);
+    memcpy(to->config_digest, r->config_digest, sizeof to->config_digest);
     to->unchanged = r->has_previous && memcmp(r->previous_bytes, part->bytes, HR_XXH3_SIZE) == 0;
 }
 

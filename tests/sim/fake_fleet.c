@@ -185,6 +185,16 @@ static void take_receipt(const fleet_link *link, const hr_receipt *from, hr_stag
     memcpy(to->xxh3, from->xxh3, sizeof to->xxh3);
     to->xxh3[0] = (uint8_t)(to->xxh3[0] ^ link->lies);
     memcpy(to->weight_version, from->weight_version, sizeof to->weight_version);
+    memcpy(to->session_id, from->session_id, sizeof to->session_id);
+    memcpy(to->instance, from->instance, sizeof to->instance);
+    to->adapters = calloc(from->n_adapters + 1, sizeof *to->adapters);
+    for (size_t i = 0; i < from->n_adapters && !link->no_configs; i++) {
+        hr_engine_adapter *a = &to->adapters[to->n_adapters++];
+        memcpy(a->name, from->adapters[i].name, sizeof a->name);
+        memcpy(a->config_digest, from->adapters[i].config_digest, sizeof a->config_digest);
+    }
+    if (link->twist != NULL && from->state == HR_SESSION_PUBLISHED)
+        link->twist(to);
     cJSON *nothing = cJSON_CreateObject();
     to->json = cJSON_PrintUnformatted(nothing);
     cJSON_Delete(nothing);
@@ -223,6 +233,9 @@ static void call(fleet_link *link, const hr_stage_request *r, uint32_t index,
         return;
     }
     hr_receipt *receipt = NULL;
+    if (r->stage == HR_STAGE_BUCKET && link->rival != NULL)
+        assert_int_equal(hr_receiver_register(e->receiver, link->rival, NULL, NULL), HR_OK);
+    link->rival = r->stage == HR_STAGE_BUCKET ? NULL : link->rival;
     answer->status = perform(e, r, corrupt, &receipt, &answer->err);
     if (receipt != NULL)
         take_receipt(link, receipt, answer);
@@ -237,6 +250,15 @@ static void attempt(void *self, const hr_stage_request *request, const uint32_t 
                     hr_stage_answer *answers) {
     fleet_link *link = self;
     link->attempts++;
+    if (request->bucket != NULL) { /* the next one is asked for, and is then what comes next */
+        assert_true(link->next == NULL || request->bucket == link->next ||
+                    request->bucket == link->now);
+        link->now = request->bucket;
+        link->next = request->ahead != NULL ? request->ahead(request->ahead_ctx) : NULL;
+        link->looked += link->next != NULL;
+    } else {
+        link->next = NULL;
+    }
     if (request->bucket != NULL && request->bucket->bytes > link->largest_bucket)
         link->largest_bucket = request->bucket->bytes;
     pthread_mutex_lock(&link->fleet->lock);

@@ -50,9 +50,12 @@ typedef struct fleet_link {
     bool hit;        /* the fault has come about */
     hr_stage stage;  /* at which */
     uint32_t engine;
-    bool mute, lies;       /* receipts without a digest, or with another one */
-    unsigned attempts;     /* of the transport */
-    size_t largest_bucket; /* bytes of tensors */
+    bool mute, lies;                           /* receipts without a digest, or with another one */
+    bool no_configs;                           /* receipts without digests of configs */
+    void (*twist)(hr_engine_receipt *receipt); /* what a commit answers; NULL: as it is */
+    const hr_registration *rival; /* registered on the engine of the first bucket, before it */
+    unsigned attempts;            /* of the transport */
+    size_t largest_bucket;        /* bytes of tensors */
 } fleet_link;
 
 void fake_fleet_open(fake_fleet *fleet, size_t n);

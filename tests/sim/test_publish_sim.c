@@ -284,6 +284,83 @@ static void an_engine_that_counts_otherwise_is_refused(void **state) {
     stand_close(&s);
 }
 
+static void an_engine_that_says_no_config_is_not_believed(void **state) {
+    (void)state;
+    stand s;
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    s.link.no_configs = true;
+    assert_int_equal(push(&s, 1, NULL), HR_ERR_SESSION);
+    assert_non_null(strstr(s.err.message, "does not say with which config"));
+    for (size_t i = 0; i < FLEET_ENGINES; i++)
+        assert_int_equal(state_of(&s.fleet.engines[i]), HR_SESSION_IDLE);
+    stand_close(&s);
+}
+
+/* Two trainers share a name: what one registers between begin and the first bucket of the other
+ * would be the config of the other's bytes. */
+static void an_adapter_is_not_published_under_the_config_of_somebody_else(void **state) {
+    (void)state;
+    stand s;
+    hr_registration rival = {.name = "a", .config = "{\"r\": 16}", .config_len = 9};
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    assert_int_equal(push(&s, 1, NULL), HR_OK);
+    s.link.rival = &rival;
+    assert_int_equal(push(&s, 2, NULL), HR_ERR_SESSION);
+    assert_non_null(strstr(s.err.message, "engine http://engine-0, prepare: the adapter 'a' was "
+                                          "registered again by somebody else meanwhile"));
+    expect_untouched(&s, 1);
+    assert_int_equal(push(&s, 3, NULL), HR_OK);
+    expect_all(&s, 3);
+    stand_close(&s);
+}
+
+static void another_version(hr_engine_receipt *receipt) {
+    receipt->weight_version[0] = 'x';
+}
+static void another_session(hr_engine_receipt *receipt) {
+    receipt->session_id[0] = 'x';
+}
+static void another_process(hr_engine_receipt *receipt) {
+    receipt->instance[0] = 'x';
+}
+static void other_bytes(hr_engine_receipt *receipt) {
+    receipt->xxh3[15] ^= 1;
+}
+static void only_prepared(hr_engine_receipt *receipt) {
+    receipt->state = HR_SESSION_PREPARED;
+}
+
+static void a_commit_that_is_answered_for_something_else_is_an_error(void **state) {
+    (void)state;
+    static const struct {
+        void (*twist)(hr_engine_receipt *receipt);
+        hr_status status;
+        const char *text;
+    } rows[] = {
+        {another_version, HR_ERR_SESSION, "with weight version \"x1\" instead of \"v1\""},
+        {another_session, HR_ERR_SESSION, "a receipt of session \"xush-"},
+        {another_process, HR_ERR_SESSION, "as instance \"xngine\", but \"engine\" has prepared"},
+        {other_bytes, HR_ERR_DIGEST, "with other tensors than it prepared"},
+        {only_prepared, HR_ERR_SESSION, "that is prepared"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        stand s;
+        hr_publisher_options options = options_of(0);
+        stand_open(&s, &options);
+        s.link.twist = rows[i].twist;
+        assert_int_equal(push(&s, 1, NULL), rows[i].status);
+        assert_non_null(strstr(s.err.message, "engine http://engine-0 has "));
+        assert_non_null(strstr(s.err.message, rows[i].text));
+        assert_non_null(strstr(s.err.message, "push the same weights again, as a new session"));
+        s.link.twist = NULL;
+        assert_int_equal(push(&s, 2, NULL), HR_OK);
+        expect_all(&s, 2);
+        stand_close(&s);
+    }
+}
+
 /* ---- sources ---- */
 
 static void a_source_that_fails_changes_nothing(void **state) {
@@ -632,6 +709,9 @@ int main(void) {
         cmocka_unit_test(bytes_that_turn_on_their_way_are_found),
         cmocka_unit_test(an_engine_that_says_no_digest_is_not_believed),
         cmocka_unit_test(an_engine_that_counts_otherwise_is_refused),
+        cmocka_unit_test(an_engine_that_says_no_config_is_not_believed),
+        cmocka_unit_test(an_adapter_is_not_published_under_the_config_of_somebody_else),
+        cmocka_unit_test(a_commit_that_is_answered_for_something_else_is_an_error),
         cmocka_unit_test(a_source_that_fails_changes_nothing),
         cmocka_unit_test(what_must_not_leave_is_refused),
         cmocka_unit_test(a_bad_push_speaks_to_no_engine),

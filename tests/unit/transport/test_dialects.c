@@ -105,7 +105,8 @@ static void native_calls(void **state) {
         {HR_STAGE_PAUSE, "/pause_generation", "{\"mode\": \"in_place\"}"},
         {HR_STAGE_CONTINUE, "/continue_generation", "{}"},
         {HR_STAGE_REGISTER, "/register_lora_adapter",
-         "{\"lora_name\":\"a\",\"config_dict\":{\"r\": 8},\"pinned\":true}"},
+         "{\"lora_name\":\"a\",\"config_dict\":{\"r\": 8},"
+         "\"config_digest\":\"f26bd9b6ad61de80433b3bfa21d9f273\",\"pinned\":true}"},
         {HR_STAGE_BEGIN, "/begin_weight_update",
          "{\"session_id\":\"s 1\",\"sync_base\":true,\"adapters\":[\"a\",\"a b\"],"
          "\"lease_seconds\":1.5}"},

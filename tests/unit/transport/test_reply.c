@@ -62,7 +62,9 @@ static void a_receipt_is_read(void **state) {
         read_receipt("{\"state\": \"prepared\", \"session_id\": \"s\", \"instance\": \"i\", "
                      "\"weight_version\": \"v\", \"base_mode\": \"shadow\", \"ranks\": 2, "
                      "\"tensors\": 3, \"bytes\": 4, \"xxh3\": "
-                     "\"000102030405060708090a0b0c0d0e0f\", \"adapters\": [], "
+                     "\"000102030405060708090a0b0c0d0e0f\", \"adapters\": "
+                     "[{\"name\": \"old\"}, {\"name\": \"a\", \"config_digest\": "
+                     "\"000102030405060708090a0b0c0d0e0f\"}], "
                      "\"milliseconds\": {\"receive\": 1.5, \"verify\": 0.25}}",
                      &r, NULL),
         HR_OK);
@@ -76,7 +78,10 @@ static void a_receipt_is_read(void **state) {
     assert_int_equal(r.xxh3[15], 15);
     assert_int_equal(r.receive_ns, 1500000);
     assert_int_equal(r.verify_ns, 250000);
-    assert_non_null(strstr(r.json, "\"adapters\":[]"));
+    assert_int_equal(r.n_adapters, 1);
+    assert_string_equal(r.adapters[0].name, "a");
+    assert_int_equal(r.adapters[0].config_digest[15], 15);
+    assert_non_null(strstr(r.json, "\"adapters\":[{\"name\":\"old\"}"));
     hr_engine_receipt_clear(&r);
 }
 
@@ -91,6 +96,8 @@ static void what_is_no_receipt_is_refused(void **state) {
         "{\"state\": 3}",
         "{\"state\": \"open\", \"xxh3\": \"12\"}",
         "{\"state\": \"open\", \"tensors\": -1}",
+        "{\"state\": \"open\", \"adapters\": [{\"name\": \"a\", \"config_digest\": \"12\"}]}",
+        "{\"state\": \"open\", \"adapters\": [{\"name\": 3}]}",
         "{\"state\": \"open\", \"tensors\": 1.5}",
         "{\"state\": \"open\", \"milliseconds\": {\"receive\": -1}}",
         /* one more than an id may have */

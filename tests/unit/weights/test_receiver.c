@@ -420,6 +420,39 @@ static void i15_a_refused_config_leaves_the_registration_before_it(void **state)
     fixture_close(&f);
 }
 
+static void config_of_published(fixture *f, const hr_registration *registration,
+                                uint8_t digest[HR_XXH3_SIZE]) {
+    hr_receipt *receipt = NULL;
+    assert_int_equal(hr_receiver_register(f->receiver, registration, NULL, NULL), HR_OK);
+    assert_int_equal(fixture_begin(f, false), HR_OK);
+    assert_int_equal(fixture_send(f, "x:q.lora_A.weight", "same"), HR_OK);
+    assert_int_equal(
+        hr_receiver_end(f->receiver, &(hr_end_options){.session_id = NULL}, &receipt, NULL), HR_OK);
+    assert_int_equal(receipt->n_adapters, 1);
+    memcpy(digest, receipt->adapters[0].config_digest, HR_XXH3_SIZE);
+    hr_receipt_free(receipt);
+}
+
+/* Under which config its bytes were built, by the digest of whoever registered it. */
+static void i15_the_receipt_says_which_registration_it_was(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    uint8_t said[HR_XXH3_SIZE], own[HR_XXH3_SIZE], named[HR_XXH3_SIZE];
+    hr_registration x = {.name = "x", .config = "{\"r\":16}", .config_len = 8};
+    hr_xxh3(x.config, x.config_len, own);
+    config_of_published(&f, &x, said);
+    assert_memory_equal(said, own, sizeof said);
+    x.config_digest = "000102030405060708090A0b0c0d0e0f";
+    assert_true(hr_xxh3_parse(x.config_digest, named));
+    config_of_published(&f, &x, said);
+    assert_memory_equal(said, named, sizeof said);
+    x.config_digest = "000102030405060708090a0b0c0d0e0";
+    fixture_says(&f, hr_receiver_register(f.receiver, &x, NULL, &f.err), HR_ERR_INVALID,
+                 "32 hex digits");
+    fixture_close(&f);
+}
+
 static void i16_a_name_cannot_change_while_a_session_streams_it(void **state) {
     (void)state;
     fixture f;
@@ -733,6 +766,7 @@ int main(void) {
         cmocka_unit_test(i14_a_new_name_whose_session_never_opens_is_forgotten),
         cmocka_unit_test(i15_registration_comes_before_bytes),
         cmocka_unit_test(i15_a_refused_config_leaves_the_registration_before_it),
+        cmocka_unit_test(i15_the_receipt_says_which_registration_it_was),
         cmocka_unit_test(i16_a_name_cannot_change_while_a_session_streams_it),
         cmocka_unit_test(i17_a_deferred_name_is_acknowledged_as_pending),
         cmocka_unit_test(i18_the_version_changes_at_commit_only),
