@@ -43,33 +43,50 @@ static bool lists_route(const cJSON *info, const char *path) {
     return false;
 }
 
-/* The best form this engine speaks, as an index into dialects. SGLang lists no routes: a route that
- * is there answers another method with 405, one that is not with 404. */
-static size_t best_of(hr_http_client *client, const hr_endpoint *engine, const cJSON *info,
-                      uint64_t timeout_ms) {
+/* The best form this engine speaks, as an index into dialects. Only an engine that is known to be
+ * another gets a form without verified sessions: SGLang tells its tp_size and lists no routes; a
+ * route that is there answers another method with 405, one that is not with 404. info NULL: it has
+ * no /server_info. */
+static hr_status best_of(hr_http_client *client, const hr_endpoint *engine, const cJSON *info,
+                         uint64_t timeout_ms, size_t *best, hr_error *err) {
+    *best = 0;
     if (lists_route(info, "/prepare_weight_update") &&
         lists_route(info, "/update_weights_from_safetensors"))
-        return 0;
+        return HR_OK;
+    if (info != NULL && hr_json_get(info, "tp_size") == NULL)
+        return hr_fail(err, HR_ERR_UNSUPPORTED,
+                       "its /server_info shows neither Headrace's routes nor SGLang's tp_size; "
+                       "choose a transport by name");
     char url[1024];
     snprintf(url, sizeof url, "%s/begin_weight_update", engine->url);
     hr_http_call call = {.method = "OPTIONS", .url = url};
     hr_http_client_run(client, &call, 1, timeout_ms);
     hr_buf_free(&call.reply);
-    return call.status == HR_OK && call.http_status != 404 ? 1 : 2;
+    if (call.status != HR_OK) {
+        *err = call.err;
+        return call.status;
+    }
+    *best = call.http_status != 404 ? 1 : 2;
+    return HR_OK;
 }
 
 static hr_status read_info(const hr_http_call *call, hr_endpoint *engine, cJSON **info,
                            hr_error *err) {
     *info = NULL;
+    engine->tp_size = 1;
     if (call->status != HR_OK) {
         *err = call->err;
         return call->status;
     }
+    if (call->http_status == 404)
+        return HR_OK;
     hr_status status =
         hr_reply_read(call->http_status, call->reply.data, call->reply.len, info, err);
     if (status != HR_OK)
         return hr_fail_context(err, status, "%s", call->url);
-    engine->tp_size = 1;
+    if (!cJSON_IsObject(*info))
+        return hr_fail(err, HR_ERR_PEER, "%s: wanted a JSON object, came %.100s", call->url,
+                       call->reply.len > 0 ? call->reply.data : "nothing");
     return hr_json_opt_u64(*info, "tp_size", 1, MAX_TP_SIZE, &engine->tp_size, err);
 }
 
@@ -92,7 +109,8 @@ static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms,
         cJSON *info = NULL;
         status = read_info(&calls[i], &t->engines[i], &info, &local);
         if (status == HR_OK && strcmp(name, "auto") == 0) {
-            size_t best = best_of(t->client, &t->engines[i], info, timeout_ms);
+            size_t best;
+            status = best_of(t->client, &t->engines[i], info, timeout_ms, &best, &local);
             chosen = best > chosen ? best : chosen;
         }
         cJSON_Delete(info);
@@ -157,6 +175,7 @@ static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer
     step->http_status = call->http_status;
     step->status = hr_reply_read(call->http_status, call->reply.data, call->reply.len, &step->reply,
                                  &step->err);
+    answer->lost = step->status == HR_ERR_PEER && step->reply == NULL; /* cut short */
     answer->unservable = step->status == HR_ERR_UNSERVABLE;
     take_receipt(step, answer);
 }

@@ -60,17 +60,27 @@ static const char *words_of(const cJSON *tree) {
     return NULL;
 }
 
+static bool begins_object(const char *text, size_t len) {
+    size_t at = 0;
+    while (at < len &&
+           (text[at] == ' ' || text[at] == '\t' || text[at] == '\r' || text[at] == '\n'))
+        at++;
+    return at < len && text[at] == '{';
+}
+
 hr_status hr_reply_read(unsigned http_status, const char *text, size_t len, cJSON **tree,
                         hr_error *err) {
     *tree = NULL;
     if (len > 0)
         (void)hr_json_parse(text, len, 0, tree, NULL); /* plain text is an answer too */
-    bool refused =
-        http_status < 200 || http_status > 299 || cJSON_IsFalse(hr_json_get(*tree, "success"));
-    if (!refused)
+    bool accepted = http_status >= 200 && http_status <= 299;
+    if (accepted && *tree == NULL && begins_object(text, len))
+        return hr_fail(err, HR_ERR_PEER, "HTTP %u with JSON that cannot be read (cut short?): %.*s",
+                       http_status, (int)(len < SHOWN_BYTES ? len : SHOWN_BYTES), text);
+    if (accepted && !cJSON_IsFalse(hr_json_get(*tree, "success")))
         return HR_OK;
     const char *name = string_at(*tree, "status"), *words = words_of(*tree);
-    hr_status status = status_of(http_status >= 200 && http_status <= 299 ? 400 : http_status);
+    hr_status status = status_of(accepted ? 400 : http_status);
     if (name != NULL)
         status = hr_status_from_name(name, status);
     if (status == HR_OK)

@@ -9,7 +9,8 @@
 
 /* HR_OK: the engine did what was asked; else the status that the reply names or that its HTTP
  * status stands for, with the engine's own words. Bodies in any form are taken: {"success",
- * "message" or "error_message", "status"}, {"error": {"message"}}, {"detail"}, plain text. *tree
+ * "message" or "error_message", "status"}, {"error": {"message"}}, {"detail"}, plain text. An
+ * object that was cut short is no answer: ERR_PEER with *tree NULL, which nothing else is. *tree
  * gets the reply as JSON, which the caller frees, or NULL when it is none. Thread-safe. */
 hr_status hr_reply_read(unsigned http_status, const char *text, size_t len, cJSON **tree,
                         hr_error *err);

@@ -1,5 +1,6 @@
 /* The native form: buckets are safetensors images sent as they are, sessions have ids, a manifest
  * of XXH3-128, prepare and commit. */
+#include "format/json.h"
 #include "format/json_writer.h"
 #include "transport/dialect.h"
 
@@ -60,6 +61,14 @@ static bool post_bucket(const hr_stage_request *r, hr_step *step) {
     return true;
 }
 
+/* Success is what the engine says, not an HTTP status alone, which something between may make. */
+static bool done(const hr_stage_request *r, hr_step *step) {
+    bool control = r->stage == HR_STAGE_PAUSE || r->stage == HR_STAGE_CONTINUE;
+    if (step->status == HR_OK && !control && !cJSON_IsTrue(hr_json_get(step->reply, "success")))
+        return hr_step_fail(step, HR_ERR_PEER, "the answer does not say that it was done");
+    return false;
+}
+
 static bool next(const hr_stage_request *r, hr_step *step) {
     static const struct {
         hr_stage stage;
@@ -73,7 +82,7 @@ static bool next(const hr_stage_request *r, hr_step *step) {
         {HR_STAGE_ABORT, "/abort_weight_update", NULL},
     };
     if (step->number > 0)
-        return false;
+        return done(r, step);
     if (r->stage == HR_STAGE_BUCKET)
         return post_bucket(r, step);
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {

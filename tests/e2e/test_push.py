@@ -404,7 +404,7 @@ def unflatten(payload: bytes) -> dict:
 
 def test_sessions_of_sglang_as_they_leave(adapter_dirs):
     tensors = load_file(adapter_dirs["seven-r8"] / "adapter_model.safetensors")
-    replies = {"server_info": (200, {}), "begin_weight_update": (200, {"success": True})}
+    replies = {"server_info": (200, {"tp_size": 1}), "begin_weight_update": (200, {"success": True})}
     with Recorder(**replies) as engine:
         receipt, _ = push("--engine", engine.url, "--adapter", f"a={adapter_dirs['seven-r8']}", "--bucket-size", "8K")
         routes = [route for method, route, _ in engine.calls if method == "POST"]
@@ -422,8 +422,31 @@ def test_sessions_of_sglang_as_they_leave(adapter_dirs):
     assert end["expected_lora_checksums"] == forms.manifest({"a": tensors})
 
 
+@pytest.mark.parametrize("info", [b'{"routes": [{"path": "/prepare_wei', b"<html>hello</html>", b"", b"[]", b"{}"])
+def test_an_engine_that_cannot_be_understood_is_not_taken_for_another_kind(info, adapter_dirs):
+    with Recorder(server_info=(200, info)) as odd:
+        _, text = push("--engine", odd.url, "--adapter", f"a={adapter_dirs['seven-r8']}", code=1)
+        assert f"engine {odd.url} cannot be asked what it speaks" in text
+        assert [route for _, route, _ in odd.calls] == ["server_info"]
+
+
+def test_an_engine_without_server_info_is_not_headrace(adapter_dirs):
+    with Recorder(server_info=(404, b"Not Found"), begin_weight_update=(404, {})) as old:
+        receipt, _ = push("--engine", old.url, "--adapter", f"a={adapter_dirs['seven-r8']}")
+    assert receipt["transport"] == "sglang-load"
+
+
+def test_an_answer_that_is_cut_short_is_no_answer(adapter_dirs):
+    routes = [{"path": "/prepare_weight_update"}, {"path": "/update_weights_from_safetensors"}]
+    for half in (b'{"success": tr', b""):
+        with Recorder(server_info=(200, {"routes": routes}), begin_weight_update=(200, half)) as engine:
+            _, text = push("--engine", engine.url, "--adapter", f"a={adapter_dirs['seven-r8']}", code=1)
+            assert f"engine {engine.url}, begin" in text
+            assert "update_weights_from_safetensors" not in [route for _, route, _ in engine.calls]
+
+
 def test_the_plainest_form_of_a_fleet_is_used(engine, adapter_dirs):
-    with Recorder(server_info=(200, {}), begin_weight_update=(404, {})) as old:
+    with Recorder(server_info=(200, {"tp_size": 1}), begin_weight_update=(404, {})) as old:
         receipt, _ = push("--engine", engine.url, old.url, "--adapter", f"a={adapter_dirs['seven-r8']}")
     assert receipt["transport"] == "sglang-load"
 

@@ -130,9 +130,22 @@ static void native_calls(void **state) {
             assert_int_equal(x.step.body.size, x.bucket.size);
             assert_string_equal(x.step.content_type, "application/octet-stream");
         }
+        x.step.reply = cJSON_CreateObject();
+        assert_non_null(cJSON_AddTrueToObject(x.step.reply, "success"));
         expect_done(&x, &hr_dialect_safetensors, HR_OK);
+        cJSON_Delete(x.step.reply);
         close_exchange(&x);
     }
+}
+
+static void a_native_call_is_done_when_the_engine_says_so(void **state) {
+    (void)state;
+    exchange x;
+    open_exchange(&x, HR_STAGE_BUCKET, 1);
+    expect_call(&x, &hr_dialect_safetensors,
+                "/update_weights_from_safetensors?session_id=s%201&stream=r0&index=3", NULL);
+    expect_done(&x, &hr_dialect_safetensors, HR_ERR_PEER); /* 200, and no word */
+    close_exchange(&x);
 }
 
 static void session_calls_of_sglang(void **state) {
@@ -267,6 +280,7 @@ static void a_refused_load_unloads_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(native_calls),
+        cmocka_unit_test(a_native_call_is_done_when_the_engine_says_so),
         cmocka_unit_test(session_calls_of_sglang),
         cmocka_unit_test(commit_of_sglang),
         cmocka_unit_test(buckets_of_sglang_are_flattened_for_every_rank),

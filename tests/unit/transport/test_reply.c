@@ -22,6 +22,8 @@ static void answers_become_statuses(void **state) {
         {200, "{\"success\": true}", HR_OK, NULL},
         {200, "", HR_OK, NULL},
         {200, "Cache flushed.", HR_OK, NULL},
+        {200, " {\"success\": tr", HR_ERR_PEER,
+         "HTTP 200 with JSON that cannot be read (cut short?):  {\"success\": tr"},
         {200, "{\"success\": false, \"message\": \"no\"}", HR_ERR_INVALID, "no"},
         {400, "{\"success\": false, \"message\": \"x\", \"status\": \"ERR_DIGEST\"}", HR_ERR_DIGEST,
          "x"},
