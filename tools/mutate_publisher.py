@@ -52,7 +52,9 @@ OF_ONE = [
     (P + "push_stream.c", "    return bytes > room || run->bucket.bytes > room - bytes;", "    return false;"),
     (P + "push_stream.c", "    if (one_part(run) && !same_part(run, unit))\n", "    if (false)\n"),
     (P + "push_stream.c", "    if (run->sent_whole[adapter_index(run, unit->adapter)])\n", "    if (false)\n"),
-    (P + "push_stream.c", "        hr_push_bucket_clear(&run->bucket);\n", ""),
+    (P + "push_stream.c", "        hr_push_outgoing_free(out);\n", ""),
+    (P + "push_stream.c", "    run->leaving = 1 - run->leaving;\n", ""),
+    (P + "push_stream.c", "    HR_TRY(enter_own(run, err));\n", ""),
     (P + "push.c", "    hr_unit_release(&run.pending);\n", ""),
     (P + "push_stream.c", "    run->index++;\n", ""),
     # ---- all or nothing ----

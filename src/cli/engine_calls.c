@@ -41,7 +41,7 @@ static hr_status run(hr_http_client *client, hr_engine_call *calls, hr_http_call
                                  .text_len = body != NULL ? strlen(body) : 0};
     }
     uint64_t start = hr_now_ns(&clock);
-    hr_http_client_run(client, http, n, timeout_ms);
+    hr_http_client_run(client, http, n, timeout_ms, NULL);
     for (size_t i = 0; i < n; i++) {
         read_reply(&http[i], &calls[i]);
         calls[i].ns = hr_now_ns(&clock) - start;

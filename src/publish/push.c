@@ -158,6 +158,8 @@ hr_status hr_publisher_push(hr_publisher *publisher, const hr_push *push, hr_pus
     hr_status status = run_push(&run, err);
     hr_unit_release(&run.pending);
     hr_push_bucket_free(&run.bucket);
+    for (size_t i = 0; i < 2; i++)
+        hr_push_outgoing_free(&run.ways[i]);
     status = leave_call(publisher, &run, start, status, receipt, err);
     hr_ledger_free(&run.ledger);
     hr_gather_free(&run.gathered);

@@ -9,6 +9,14 @@
 #include "publish/publisher.h"
 #include "publish/round.h"
 
+/* A bucket on its way: its units, which live as long, and the tensors it sends. */
+typedef struct hr_push_outgoing {
+    hr_push_bucket bucket;
+    hr_tensor *list;
+    hr_wire_bucket wire; /* n = 0: nothing to send */
+    bool packed;
+} hr_push_outgoing;
+
 typedef struct hr_push_run {
     hr_publisher *p;
     const hr_push *push;
@@ -18,9 +26,12 @@ typedef struct hr_push_run {
     char session_id[HR_SESSION_ID_SIZE];
     hr_push_receipt facts;
 
-    hr_unit pending; /* pulled, and did not fit */
-    bool ended;      /* the source has no more */
-    hr_push_bucket bucket;
+    hr_unit pending;          /* pulled, and did not fit */
+    bool ended;               /* the source has no more */
+    hr_push_bucket bucket;    /* being filled */
+    hr_push_outgoing ways[2]; /* the bucket that leaves, and a lone publisher's next one, which is
+                                 filled meanwhile; they stay where they are */
+    unsigned leaving;
     uint64_t index; /* of the next bucket of this rank */
     char stream[16];
     hr_ledger ledger;
@@ -97,6 +108,7 @@ hr_status hr_push_finish(hr_push_run *run, hr_status status, hr_error *err);
 
 /* Rounds of buckets until no rank has more. */
 hr_status hr_push_stream(hr_push_run *run, hr_error *err);
+void hr_push_outgoing_free(hr_push_outgoing *out); /* back to zero */
 /* That everything declared has come; found in the same way on every rank. */
 hr_status hr_push_check_stream(const hr_push_run *run, hr_error *err);
 /* Adapters that were gathered on rank 0, each in a bucket of its own. */

@@ -224,6 +224,8 @@ static hr_status exchange_buckets(hr_push_run *run, bool *last, hr_error *err) {
 
 /* ---- sending ---- */
 
+static hr_wire_bucket *look_ahead(void *run);
+
 /* The tensors this rank sends, under their wire names. */
 static size_t list_wire(const hr_push_run *run, hr_tensor *list) {
     size_t n = 0;
@@ -259,6 +261,10 @@ static hr_status send_wire(hr_push_run *run, hr_wire_bucket *wire, hr_error *err
     request.bucket = wire;
     request.stream = run->stream;
     request.index = run->index;
+    if (hr_push_alone(run)) { /* ranks of a group fill their buckets in rounds */
+        request.ahead = look_ahead;
+        request.ahead_ctx = run;
+    }
     run->moved = true;
     run->p->leaving = wire;
     if (run->traits->needs_sha256 && (hr_push_alone(run) || hr_push_gathers(run)))
@@ -287,14 +293,48 @@ static hr_status send_list(hr_push_run *run, const hr_tensor *list, size_t n, hr
     return status;
 }
 
-static hr_status send_bucket(hr_push_run *run, hr_error *err) {
-    hr_tensor *list = calloc(run->bucket.n + 1, sizeof *list);
-    if (list == NULL)
+void hr_push_outgoing_free(hr_push_outgoing *out) {
+    hr_wire_bucket_close(&out->wire);
+    free(out->list);
+    hr_push_bucket_clear(&out->bucket);
+    hr_push_bucket_free(&out->bucket);
+    *out = (hr_push_outgoing){0};
+}
+
+/* What was filled becomes a bucket to send; the next one can be filled then. */
+static hr_status pack(hr_push_run *run, hr_push_outgoing *out, hr_error *err) {
+    out->list = calloc(run->bucket.n + 1, sizeof *out->list);
+    if (out->list == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a bucket of %zu tensors",
                        run->bucket.n);
-    hr_status status = send_list(run, list, list_wire(run, list), err);
-    free(list);
-    return status;
+    size_t n = list_wire(run, out->list);
+    if (n > 0)
+        HR_TRY(hr_wire_bucket_open(out->list, n, &out->wire, err));
+    out->bucket = run->bucket;
+    run->bucket = (hr_push_bucket){0};
+    out->packed = true;
+    return HR_OK;
+}
+
+static hr_push_outgoing *next_way(hr_push_run *run) {
+    return &run->ways[1 - run->leaving];
+}
+
+/* Fills, enters and packs the next bucket while engines work on the one before. */
+static hr_status prepare_ahead(hr_push_run *run, hr_error *err) {
+    HR_TRY(fill(run, err));
+    if (run->bucket.n == 0)
+        return HR_OK;
+    HR_TRY(enter_own(run, err));
+    return pack(run, next_way(run), err);
+}
+
+static hr_wire_bucket *look_ahead(void *ctx) {
+    hr_push_run *run = ctx;
+    hr_error local;
+    if (run->failure.status == HR_OK && !next_way(run)->packed)
+        hr_push_note(run, prepare_ahead(run, &local), &local);
+    return run->failure.status == HR_OK && next_way(run)->packed ? &next_way(run)->wire : NULL;
 }
 
 /* Adapters that were gathered, each in a bucket of its own. */
@@ -311,17 +351,30 @@ hr_status hr_push_send_gathered(hr_push_run *run, hr_error *err) {
     return status;
 }
 
+/* The bucket whose turn it is; *last when no rank has one. */
+static hr_status next_bucket(hr_push_run *run, bool *last, hr_error *err) {
+    hr_error local;
+    run->leaving = 1 - run->leaving;
+    if (run->ways[run->leaving].packed)
+        return hr_push_agree(run, err);
+    if (run->failure.status == HR_OK)
+        hr_push_note(run, fill(run, &local), &local);
+    HR_TRY(exchange_buckets(run, last, err));
+    if (!*last)
+        hr_push_note(run, pack(run, &run->ways[run->leaving], &local), &local);
+    return HR_OK;
+}
+
 hr_status hr_push_stream(hr_push_run *run, hr_error *err) {
-    for (;;) {
+    for (bool last = false;;) {
         hr_error local;
-        bool last = false;
-        if (run->failure.status == HR_OK)
-            hr_push_note(run, fill(run, &local), &local);
-        HR_TRY(exchange_buckets(run, &last, err));
-        if (last)
-            return HR_OK;
-        hr_push_note(run, send_bucket(run, &local), &local);
-        hr_push_bucket_clear(&run->bucket);
+        hr_status status = next_bucket(run, &last, err);
+        hr_push_outgoing *out = &run->ways[run->leaving];
+        if (status == HR_OK && !last && out->wire.n > 0)
+            hr_push_note(run, send_wire(run, &out->wire, &local), &local);
+        hr_push_outgoing_free(out);
+        if (status != HR_OK || last)
+            return status;
     }
 }
 

@@ -32,6 +32,7 @@ typedef struct hr_step {
 
 typedef struct hr_dialect {
     hr_transport_traits traits;
+    bool one_call_buckets; /* a bucket is one call, and the next one may begin before its answer */
     /* Says what to do next, looking at the answer before (number > 0). True: make the call that
      * stands in step. False: the stage is done with step->status and step->err. Memory that fails
      * shows in path.failed and text.failed, or as step->status with false. */

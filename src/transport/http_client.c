@@ -1,6 +1,8 @@
 /* HTTP to several engines at the same time. */
 #include "transport/http_client.h"
 
+#include "base/clock.h"
+
 #include <curl/curl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,23 +14,33 @@
 #define POLL_MS 50
 #define MAX_URL 512
 
-struct hr_http_client {
-    CURLM *multi;
-    CURL **easy; /* kept from run to run */
-    size_t n_easy;
-    char *bearer;
-    bool (*tick)(void *ctx);
-    void *tick_ctx;
-};
-
 /* One call under way. */
 typedef struct transfer {
     hr_http_call *call;
-    uint64_t offset;
+    CURL *easy; /* NULL: not in the multi handle */
+    uint64_t offset, timeout_ms;
+    bool held, waits; /* the end of its body must not leave; it is paused before it */
     bool done, too_long;
     struct curl_slist *headers;
     char error[CURL_ERROR_SIZE];
 } transfer;
+
+typedef struct batch {
+    hr_http_call *calls;
+    transfer *transfers;
+    size_t n;
+} batch;
+
+struct hr_http_client {
+    CURLM *multi;
+    CURL **idle; /* handles of no transfer, kept for the next ones */
+    size_t n_idle, n_easy, cap_idle;
+    batch ahead; /* begun before its turn; n = 0: none */
+    char *bearer;
+    hr_clock clock;
+    bool (*tick)(void *ctx);
+    void *tick_ctx;
+};
 
 static void init_curl(void) {
     curl_global_init(CURL_GLOBAL_DEFAULT);
@@ -41,6 +53,7 @@ hr_status hr_http_client_create(const hr_http_client_options *options, hr_http_c
     hr_http_client *client = calloc(1, sizeof *client);
     if (client == NULL)
         goto no_memory;
+    client->clock = hr_clock_monotonic();
     client->tick = options->tick;
     client->tick_ctx = options->tick_ctx;
     client->multi = curl_multi_init();
@@ -61,9 +74,10 @@ no_memory:
 void hr_http_client_destroy(hr_http_client *client) {
     if (client == NULL)
         return;
-    for (size_t i = 0; i < client->n_easy; i++)
-        curl_easy_cleanup(client->easy[i]);
-    free(client->easy);
+    hr_http_client_drop_ahead(client);
+    for (size_t i = 0; i < client->n_idle; i++)
+        curl_easy_cleanup(client->idle[i]);
+    free(client->idle);
     if (client->multi != NULL)
         curl_multi_cleanup(client->multi);
     free(client->bearer);
@@ -72,10 +86,25 @@ void hr_http_client_destroy(hr_http_client *client) {
 
 /* ---- one transfer ---- */
 
+static bool has_body(const hr_http_call *call) {
+    return call->text != NULL || call->body.read != NULL;
+}
+
+static uint64_t body_size(const hr_http_call *call) {
+    return call->body.read != NULL ? call->body.size : call->text_len;
+}
+
 static size_t on_read(char *out, size_t size, size_t n, void *ctx) {
     transfer *t = ctx;
     const hr_http_call *call = t->call;
     size_t room = size * n, take;
+    if (t->held) { /* without its last byte no engine acts on a body */
+        uint64_t may_leave = body_size(call) - 1 - t->offset;
+        t->waits = may_leave == 0;
+        if (t->waits)
+            return CURL_READFUNC_PAUSE;
+        room = may_leave < room ? (size_t)may_leave : room;
+    }
     if (call->body.read != NULL) {
         uint64_t left = call->body.size - t->offset;
         take = left < room ? (size_t)left : room;
@@ -116,19 +145,19 @@ static bool add_header(transfer *t, const char *header) {
     return more != NULL;
 }
 
-static bool add_headers(const hr_http_client *client, transfer *t, bool has_body) {
+static bool add_headers(const hr_http_client *client, transfer *t) {
     char type[256];
     snprintf(type, sizeof type, "Content-Type: %s",
              t->call->content_type != NULL ? t->call->content_type : "application/json");
     /* Without "Expect:" libcurl waits for a 100 Continue before a large body. */
-    return (!has_body || (add_header(t, type) && add_header(t, "Expect:"))) &&
+    return (!has_body(t->call) || (add_header(t, type) && add_header(t, "Expect:"))) &&
            (client->bearer == NULL || add_header(t, client->bearer));
 }
 
-static void set_options(CURL *easy, transfer *t, uint64_t timeout_ms) {
+/* How long an answer may take is seen to in drive(): what a caller does meanwhile does not count.
+ */
+static void set_options(CURL *easy, transfer *t) {
     const hr_http_call *call = t->call;
-    bool has_body = call->text != NULL || call->body.read != NULL;
-    long timeout = timeout_ms < (uint64_t)LONG_MAX ? (long)timeout_ms : LONG_MAX;
     curl_easy_reset(easy); /* keeps connections, which are the multi handle's */
     curl_easy_setopt(easy, CURLOPT_URL, call->url);
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -138,15 +167,15 @@ static void set_options(CURL *easy, transfer *t, uint64_t timeout_ms) {
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, t->headers);
     curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, call->once ? 1L : 0L);
-    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, timeout);
-    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS,
-                     timeout < CONNECT_TIMEOUT_MS ? timeout : (long)CONNECT_TIMEOUT_MS);
+    curl_easy_setopt(
+        easy, CURLOPT_CONNECTTIMEOUT_MS,
+        (long)(t->timeout_ms < CONNECT_TIMEOUT_MS ? t->timeout_ms : CONNECT_TIMEOUT_MS));
     curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, t->error);
     curl_easy_setopt(easy, CURLOPT_PRIVATE, t);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_reply);
     curl_easy_setopt(easy, CURLOPT_WRITEDATA, t);
-    if (has_body) {
-        uint64_t size = call->body.read != NULL ? call->body.size : call->text_len;
+    if (has_body(call)) {
+        uint64_t size = body_size(call);
         curl_easy_setopt(easy, CURLOPT_POST, 1L);
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)size);
         curl_easy_setopt(easy, CURLOPT_READFUNCTION, on_read);
@@ -156,7 +185,7 @@ static void set_options(CURL *easy, transfer *t, uint64_t timeout_ms) {
         curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE,
                          size < (uint64_t)UPLOAD_BUFFER ? 65536L : UPLOAD_BUFFER);
     }
-    if (!has_body || strcmp(call->method, "POST") != 0)
+    if (!has_body(call) || strcmp(call->method, "POST") != 0)
         curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, call->method);
 }
 
@@ -166,10 +195,10 @@ static void fail_transfer(transfer *t, hr_status status, const char *why) {
         hr_fail(&t->call->err, status, "%s %.300s: %s", t->call->method, t->call->url, why);
 }
 
-static void finish(CURL *easy, transfer *t, CURLcode code, uint64_t timeout_ms) {
+static void finish(transfer *t, CURLcode code) {
     long http_status = 0;
     char why[CURL_ERROR_SIZE + 64];
-    curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &http_status);
+    curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &http_status);
     if (code == CURLE_OK) {
         t->done = true;
         t->call->status = HR_OK;
@@ -180,101 +209,192 @@ static void finish(CURL *easy, transfer *t, CURLcode code, uint64_t timeout_ms) 
     } else if (t->call->reply.failed) {
         fail_transfer(t, HR_ERR_NO_MEMORY, "no memory for the reply");
     } else if (code == CURLE_OPERATION_TIMEDOUT) {
-        snprintf(why, sizeof why, "no answer within %llu ms (%s)", (unsigned long long)timeout_ms,
-                 t->error[0] != '\0' ? t->error : curl_easy_strerror(code));
-        fail_transfer(t, HR_ERR_TIMEOUT, why);
+        fail_transfer(t, HR_ERR_TIMEOUT, t->error[0] != '\0' ? t->error : curl_easy_strerror(code));
     } else {
         fail_transfer(t, code == CURLE_OUT_OF_MEMORY ? HR_ERR_NO_MEMORY : HR_ERR_PEER,
                       t->error[0] != '\0' ? t->error : curl_easy_strerror(code));
     }
 }
 
-/* ---- all of them ---- */
+/* ---- handles ---- */
 
-static bool have_handles(hr_http_client *client, size_t n) {
-    if (n <= client->n_easy)
-        return true;
-    CURL **more = realloc(client->easy, n * sizeof *more);
-    if (more == NULL)
-        return false;
-    client->easy = more;
-    while (client->n_easy < n) {
-        CURL *easy = curl_easy_init();
-        if (easy == NULL)
-            return false;
-        client->easy[client->n_easy++] = easy;
+static CURL *take_easy(hr_http_client *client) {
+    if (client->n_idle > 0)
+        return client->idle[--client->n_idle];
+    if (client->n_easy == client->cap_idle) { /* room for all of them to come back */
+        size_t cap = 2 * client->cap_idle + 4;
+        CURL **more = realloc(client->idle, cap * sizeof *more);
+        if (more == NULL)
+            return NULL;
+        client->idle = more;
+        client->cap_idle = cap;
     }
-    curl_multi_setopt(client->multi, CURLMOPT_MAXCONNECTS, (long)(2 * n + 4));
-    return true;
+    CURL *easy = curl_easy_init();
+    client->n_easy += easy != NULL;
+    curl_multi_setopt(client->multi, CURLMOPT_MAXCONNECTS, (long)(2 * client->n_easy + 4));
+    return easy;
 }
 
-static void take_finished(hr_http_client *client, size_t *running, uint64_t timeout_ms) {
+/* Takes a transfer out of the multi handle; a connection in the middle of a call is closed. */
+static void detach(hr_http_client *client, transfer *t) {
+    if (t->easy == NULL)
+        return;
+    curl_multi_remove_handle(client->multi, t->easy);
+    client->idle[client->n_idle++] = t->easy;
+    t->easy = NULL;
+}
+
+/* ---- batches ---- */
+
+static void begin_transfer(hr_http_client *client, transfer *t) {
+    hr_http_call *call = t->call;
+    call->status = HR_OK;
+    call->http_status = 0;
+    hr_buf_clear(&call->reply);
+    t->done = t->too_long = t->waits = false;
+    t->offset = 0;
+    t->error[0] = '\0';
+    t->easy = take_easy(client);
+    if (t->easy == NULL || (t->headers == NULL && !add_headers(client, t))) {
+        detach(client, t);
+        fail_transfer(t, HR_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    set_options(t->easy, t);
+    curl_multi_add_handle(client->multi, t->easy);
+}
+
+/* transfers NULL: no memory, and the calls say so. */
+static batch begin_batch(hr_http_client *client, hr_http_call *calls, size_t n, bool held,
+                         uint64_t timeout_ms) {
+    batch b = {calls, calloc(n + 1, sizeof *b.transfers), n};
+    for (size_t i = 0; i < n; i++) {
+        if (b.transfers == NULL) {
+            hr_buf_clear(&calls[i].reply);
+            calls[i].http_status = 0;
+            calls[i].status = hr_fail(&calls[i].err, HR_ERR_NO_MEMORY, "%s %.300s: out of memory",
+                                      calls[i].method, calls[i].url);
+            continue;
+        }
+        b.transfers[i] = (transfer){.call = &calls[i], .held = held, .timeout_ms = timeout_ms};
+        begin_transfer(client, &b.transfers[i]);
+    }
+    return b;
+}
+
+static void end_batch(hr_http_client *client, batch *b) {
+    for (size_t i = 0; b->transfers != NULL && i < b->n; i++) {
+        detach(client, &b->transfers[i]);
+        curl_slist_free_all(b->transfers[i].headers);
+    }
+    free(b->transfers);
+    *b = (batch){0};
+}
+
+/* Lets go what was begun ahead of its turn; what failed meanwhile was not answered, and no engine
+ * has it whole, so it is begun again. */
+static batch release_ahead(hr_http_client *client, uint64_t timeout_ms) {
+    batch b = client->ahead;
+    client->ahead = (batch){0};
+    for (size_t i = 0; i < b.n; i++) {
+        transfer *t = &b.transfers[i];
+        t->held = false;
+        t->timeout_ms = timeout_ms;
+        if (t->done && t->call->status != HR_OK)
+            begin_transfer(client, t);
+        else if (!t->done && t->waits)
+            curl_easy_pause(t->easy, CURLPAUSE_CONT);
+    }
+    return b;
+}
+
+void hr_http_client_ahead(hr_http_client *client, hr_http_call *calls, size_t n) {
+    hr_http_client_drop_ahead(client);
+    batch b = begin_batch(client, calls, n, true, CONNECT_TIMEOUT_MS);
+    if (b.transfers != NULL)
+        client->ahead = b;
+}
+
+void hr_http_client_drop_ahead(hr_http_client *client) {
+    end_batch(client, &client->ahead);
+}
+
+/* ---- all of them ---- */
+
+static void take_finished(hr_http_client *client) {
     CURLMsg *message;
     int left;
     while ((message = curl_multi_info_read(client->multi, &left)) != NULL) {
         if (message->msg != CURLMSG_DONE)
             continue;
         char *private = NULL;
-        CURL *easy = message->easy_handle;
         CURLcode code = message->data.result;
-        curl_easy_getinfo(easy, CURLINFO_PRIVATE, &private);
-        finish(easy, (transfer *)(void *)private, code, timeout_ms);
-        curl_multi_remove_handle(client->multi, easy);
-        (*running)--;
+        curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &private);
+        transfer *t = (transfer *)(void *)private;
+        finish(t, code);
+        detach(client, t);
     }
 }
 
-static void drive(hr_http_client *client, transfer *transfers, size_t n, uint64_t timeout_ms) {
+/* How many have no answer yet; *sent: the bodies of all have left. */
+static size_t count_running(const batch *b, bool *sent) {
     size_t running = 0;
-    for (size_t i = 0; i < n; i++)
-        running += !transfers[i].done;
-    bool go_on = true;
-    while (running > 0 && go_on) {
-        int active = 0;
-        if (curl_multi_perform(client->multi, &active) != CURLM_OK)
-            break;
-        take_finished(client, &running, timeout_ms);
-        if (running > 0)
-            curl_multi_poll(client->multi, NULL, 0, POLL_MS, NULL);
-        go_on = client->tick == NULL || client->tick(client->tick_ctx);
+    *sent = true;
+    for (size_t i = 0; i < b->n; i++) {
+        const transfer *t = &b->transfers[i];
+        running += !t->done;
+        *sent = *sent && (t->done || t->offset == body_size(t->call));
     }
-    for (size_t i = 0; i < n; i++) {
-        if (transfers[i].done)
+    return running;
+}
+
+static void give_up(hr_http_client *client, batch *b, hr_status status, const char *why) {
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->transfers[i].done)
             continue;
-        curl_multi_remove_handle(client->multi, client->easy[i]);
-        fail_transfer(&transfers[i], go_on ? HR_ERR_INTERNAL : HR_ERR_CANCELLED,
-                      go_on ? "the HTTP client failed" : "cancelled");
+        detach(client, &b->transfers[i]);
+        fail_transfer(&b->transfers[i], status, why);
     }
 }
 
-void hr_http_client_run(hr_http_client *client, hr_http_call *calls, size_t n,
-                        uint64_t timeout_ms) {
-    transfer *transfers = calloc(n + 1, sizeof *transfers);
-    bool ready = transfers != NULL && have_handles(client, n);
-    for (size_t i = 0; i < n; i++) {
-        calls[i].status = HR_OK;
-        calls[i].http_status = 0;
-        hr_buf_clear(&calls[i].reply);
-        if (!ready) {
-            calls[i].status = hr_fail(&calls[i].err, HR_ERR_NO_MEMORY, "%s %.300s: out of memory",
-                                      calls[i].method, calls[i].url);
+static void drive(hr_http_client *client, batch *b, uint64_t timeout_ms,
+                  const hr_http_meanwhile *meanwhile) {
+    char late[64];
+    hr_deadline deadline = hr_deadline_after_ms(&client->clock, timeout_ms);
+    snprintf(late, sizeof late, "no answer within %llu ms", (unsigned long long)timeout_ms);
+    for (;;) {
+        int active = 0;
+        bool sent;
+        if (curl_multi_perform(client->multi, &active) != CURLM_OK)
+            return give_up(client, b, HR_ERR_INTERNAL, "the HTTP client failed");
+        take_finished(client);
+        if (count_running(b, &sent) == 0)
+            return;
+        uint64_t now = hr_now_ns(&client->clock);
+        if (now >= deadline)
+            return give_up(client, b, HR_ERR_TIMEOUT, late);
+        if (sent && meanwhile != NULL) {
+            meanwhile->run(meanwhile->ctx);
+            deadline += hr_now_ns(&client->clock) - now;
+            meanwhile = NULL;
             continue;
         }
-        transfer *t = &transfers[i];
-        t->call = &calls[i];
-        bool has_body = calls[i].text != NULL || calls[i].body.read != NULL;
-        if (!add_headers(client, t, has_body)) {
-            fail_transfer(t, HR_ERR_NO_MEMORY, "out of memory");
-            continue;
-        }
-        set_options(client->easy[i], t, timeout_ms > 0 ? timeout_ms : 1);
-        curl_multi_add_handle(client->multi, client->easy[i]);
+        uint64_t left_ms = (deadline - now) / 1000000 + 1;
+        curl_multi_poll(client->multi, NULL, 0, left_ms < POLL_MS ? (int)left_ms : POLL_MS, NULL);
+        if (client->tick != NULL && !client->tick(client->tick_ctx))
+            return give_up(client, b, HR_ERR_CANCELLED, "cancelled");
     }
-    if (ready)
-        drive(client, transfers, n, timeout_ms);
-    for (size_t i = 0; transfers != NULL && i < n; i++)
-        curl_slist_free_all(transfers[i].headers);
-    free(transfers);
+}
+
+void hr_http_client_run(hr_http_client *client, hr_http_call *calls, size_t n, uint64_t timeout_ms,
+                        const hr_http_meanwhile *meanwhile) {
+    uint64_t timeout = timeout_ms > 0 ? timeout_ms : 1;
+    bool begun = client->ahead.n > 0 && client->ahead.calls == calls;
+    batch b =
+        begun ? release_ahead(client, timeout) : begin_batch(client, calls, n, false, timeout);
+    if (b.transfers != NULL)
+        drive(client, &b, timeout, meanwhile);
+    end_batch(client, &b);
 }
 
 /* ---- URLs ---- */

@@ -54,9 +54,23 @@ hr_status hr_http_client_create(const hr_http_client_options *options, hr_http_c
                                 hr_error *err);
 void hr_http_client_destroy(hr_http_client *client); /* NULL is allowed */
 
+/* What a caller does while its calls wait for answers. */
+typedef struct hr_http_meanwhile {
+    void (*run)(void *ctx);
+    void *ctx;
+} hr_http_meanwhile;
+
 /* Makes all calls at the same time; returns when each has its answer or its error, after timeout_ms
- * at the latest. */
-void hr_http_client_run(hr_http_client *client, hr_http_call *calls, size_t n, uint64_t timeout_ms);
+ * at the latest. meanwhile (NULL: none) runs once, when all bodies have left and not all answers
+ * are there; its time does not count, and it may call hr_http_client_ahead. */
+void hr_http_client_run(hr_http_client *client, hr_http_call *calls, size_t n, uint64_t timeout_ms,
+                        const hr_http_meanwhile *meanwhile);
+
+/* Begins calls with bodies before their turn: all of each body but its last byte leaves while other
+ * calls run, so that no engine acts on it. calls stay where they are until a run of the same array
+ * ends them, or they are dropped: their connections are closed then. One batch at a time. */
+void hr_http_client_ahead(hr_http_client *client, hr_http_call *calls, size_t n);
+void hr_http_client_drop_ahead(hr_http_client *client);
 
 /* "http://host:port" of what a person types: "host:port" gets "http://", a slash at the end goes.
  * *out is the caller's to free. ERR_INVALID for another scheme, a path, a missing host, characters

@@ -12,11 +12,22 @@
 
 enum { MAX_TP_SIZE = 1024 };
 
+/* One attempt: the calls of its engines. */
+typedef struct round_of_calls {
+    const hr_wire_bucket *bucket;
+    uint32_t *engines;
+    hr_step *steps;      /* by engine of the attempt */
+    hr_http_call *calls; /* of those that have one to make, and whose they are */
+    hr_step **turn;
+    size_t n, active;
+} round_of_calls;
+
 typedef struct http_transport {
     const hr_dialect *dialect;
     hr_http_client *client;
     hr_endpoint *engines;
     size_t n_engines;
+    round_of_calls ahead; /* a bucket that was begun before its turn; n = 0: none */
 } http_transport;
 
 /* From the richest to the plainest. */
@@ -60,7 +71,7 @@ static hr_status best_of(hr_http_client *client, const hr_endpoint *engine, cons
     char url[1024];
     snprintf(url, sizeof url, "%s/begin_weight_update", engine->url);
     hr_http_call call = {.method = "OPTIONS", .url = url};
-    hr_http_client_run(client, &call, 1, timeout_ms);
+    hr_http_client_run(client, &call, 1, timeout_ms, NULL);
     hr_buf_free(&call.reply);
     if (call.status != HR_OK) {
         *err = call.err;
@@ -104,7 +115,7 @@ static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms,
         snprintf(urls[i], sizeof urls[i], "%s/server_info", t->engines[i].url);
         calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
     }
-    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms);
+    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms, NULL);
     for (size_t i = 0; i < t->n_engines && status == HR_OK; i++) {
         cJSON *info = NULL;
         status = read_info(&calls[i], &t->engines[i], &info, &local);
@@ -199,62 +210,145 @@ static bool prepare_call(const http_transport *t, const hr_stage_request *reques
     return true;
 }
 
+static bool round_open(http_transport *t, const hr_stage_request *request, const uint32_t *engines,
+                       size_t n, round_of_calls *out) {
+    round_of_calls r = {.bucket = request->bucket, .n = n};
+    r.engines = calloc(n + 1, sizeof *r.engines);
+    r.steps = calloc(n + 1, sizeof *r.steps);
+    r.calls = calloc(n + 1, sizeof *r.calls);
+    r.turn = calloc(n + 1, sizeof *r.turn);
+    bool ready = r.engines != NULL && r.steps != NULL && r.calls != NULL && r.turn != NULL;
+    for (size_t i = 0; ready && i < n; i++) {
+        r.engines[i] = engines[i];
+        r.steps[i].engine = &t->engines[engines[i]];
+    }
+    *out = r;
+    return ready;
+}
+
+static void round_close(round_of_calls *r) {
+    for (size_t i = 0; r->steps != NULL && i < r->n; i++) {
+        clear_step(&r->steps[i]);
+        hr_buf_free(&r->steps[i].path);
+        hr_buf_free(&r->steps[i].text);
+        cJSON_Delete(r->steps[i].reply);
+    }
+    for (size_t i = 0; r->calls != NULL && i < r->n; i++)
+        hr_buf_free(&r->calls[i].reply);
+    free(r->engines);
+    free(r->steps);
+    free(r->turn);
+    free(r->calls);
+    *r = (round_of_calls){0};
+}
+
+/* The next call of every engine that is not done. */
+static void gather_calls(const http_transport *t, const hr_stage_request *request,
+                         round_of_calls *r, const hr_stage_answer *answers) {
+    r->active = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        if ((answers == NULL || !answers[i].lost) &&
+            prepare_call(t, request, &r->steps[i], &r->calls[r->active]))
+            r->turn[r->active++] = &r->steps[i];
+    }
+}
+
+/* ---- the bucket after this one ---- */
+
+static void drop_ahead(http_transport *t) {
+    hr_http_client_drop_ahead(t->client);
+    round_close(&t->ahead);
+}
+
+typedef struct look_ahead {
+    http_transport *t;
+    const hr_stage_request *request;
+    const round_of_calls *now;
+} look_ahead;
+
+/* Begins the next bucket, to the engines that this one goes to. Without memory it waits its turn.
+ */
+static void begin_ahead(void *ctx) {
+    look_ahead *look = ctx;
+    http_transport *t = look->t;
+    hr_stage_request next = *look->request;
+    next.index++;
+    next.bucket = next.ahead(next.ahead_ctx);
+    if (next.bucket == NULL || t->ahead.n > 0)
+        return;
+    bool ready = round_open(t, &next, look->now->engines, look->now->n, &t->ahead);
+    if (ready)
+        gather_calls(t, &next, &t->ahead, NULL);
+    if (ready && t->ahead.active == t->ahead.n)
+        hr_http_client_ahead(t->client, t->ahead.calls, t->ahead.n);
+    else
+        round_close(&t->ahead);
+}
+
+/* The calls that were begun ahead of this attempt, if it is theirs. */
+static bool take_ahead(http_transport *t, const hr_stage_request *request, const uint32_t *engines,
+                       size_t n, round_of_calls *out) {
+    round_of_calls *ahead = &t->ahead;
+    if (ahead->n == 0)
+        return false;
+    if (request->stage == HR_STAGE_BUCKET && request->bucket != ahead->bucket)
+        return false; /* the one before, once more */
+    if (request->stage != HR_STAGE_BUCKET || n != ahead->n ||
+        memcmp(engines, ahead->engines, n * sizeof *engines) != 0) {
+        drop_ahead(t);
+        return false;
+    }
+    *out = *ahead;
+    *ahead = (round_of_calls){0};
+    return true;
+}
+
 /* Rounds of calls: in each, every engine that is not done makes its next one. */
-static void run_steps(http_transport *t, const hr_stage_request *request, hr_step *steps, size_t n,
-                      hr_http_call *calls, hr_step **turn, hr_stage_answer *answers) {
+static void run_steps(http_transport *t, const hr_stage_request *request, round_of_calls *r,
+                      bool begun, hr_stage_answer *answers) {
     hr_clock clock = hr_clock_monotonic();
     hr_deadline deadline = hr_deadline_after_ms(&clock, request->timeout_ms);
-    for (;;) {
-        size_t active = 0;
-        for (size_t i = 0; i < n; i++) {
-            if (!answers[i].lost && prepare_call(t, request, &steps[i], &calls[active]))
-                turn[active++] = &steps[i];
-        }
-        if (active == 0)
+    look_ahead look = {t, request, r};
+    hr_http_meanwhile meanwhile = {begin_ahead, &look};
+    bool looks = request->ahead != NULL && t->dialect->one_call_buckets;
+    for (;; begun = false) {
+        if (!begun)
+            gather_calls(t, request, r, answers);
+        if (r->active == 0)
             return;
         uint64_t now = hr_now_ns(&clock);
         uint64_t left_ms = now < deadline ? (deadline - now) / 1000000 + 1 : 1;
-        hr_http_client_run(t->client, calls, active, left_ms);
-        for (size_t i = 0; i < active; i++)
-            read_answer(turn[i], &calls[i], &answers[turn[i] - steps]);
+        hr_http_client_run(t->client, r->calls, r->active, left_ms, looks ? &meanwhile : NULL);
+        for (size_t i = 0; i < r->active; i++)
+            read_answer(r->turn[i], &r->calls[i], &answers[r->turn[i] - r->steps]);
     }
 }
 
 static void attempt(void *self, const hr_stage_request *request, const uint32_t *engines, size_t n,
                     hr_stage_answer *answers) {
     http_transport *t = self;
-    hr_step *steps = calloc(n + 1, sizeof *steps);
-    hr_step **turn = calloc(n + 1, sizeof *turn);
-    hr_http_call *calls = calloc(n + 1, sizeof *calls);
-    bool ready = steps != NULL && turn != NULL && calls != NULL;
+    round_of_calls r = {0};
+    bool begun = take_ahead(t, request, engines, n, &r);
+    bool ready = begun || round_open(t, request, engines, n, &r);
     for (size_t i = 0; i < n; i++) {
         answers[i] = (hr_stage_answer){0};
         if (!ready)
             answers[i].status = hr_fail(&answers[i].err, HR_ERR_NO_MEMORY, "no memory for a call");
-        else
-            steps[i].engine = &t->engines[engines[i]];
     }
     if (ready)
-        run_steps(t, request, steps, n, calls, turn, answers);
+        run_steps(t, request, &r, begun, answers);
     for (size_t i = 0; ready && i < n; i++) {
-        answers[i].status = steps[i].status;
-        answers[i].err = steps[i].err;
-        clear_step(&steps[i]);
-        hr_buf_free(&steps[i].path);
-        hr_buf_free(&steps[i].text);
-        cJSON_Delete(steps[i].reply);
+        answers[i].status = r.steps[i].status;
+        answers[i].err = r.steps[i].err;
     }
-    for (size_t i = 0; calls != NULL && i < n; i++)
-        hr_buf_free(&calls[i].reply);
-    free(steps);
-    free(turn);
-    free(calls);
+    round_close(&r);
 }
 
 /* ---- life ---- */
 
 static void close_transport(void *self) {
     http_transport *t = self;
+    drop_ahead(t);
     for (size_t i = 0; t->engines != NULL && i < t->n_engines; i++)
         free(t->engines[i].url);
     free(t->engines);

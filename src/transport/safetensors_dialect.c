@@ -109,5 +109,6 @@ const hr_dialect hr_dialect_safetensors = {
                .atomic = true,
                .base_rollback = true,
                .flushes = true},
+    .one_call_buckets = true,
     .next = next,
 };

@@ -44,6 +44,12 @@ typedef struct hr_stage_request {
     hr_wire_bucket *bucket; /* BUCKET */
     const char *stream;
     uint64_t index;
+    /* BUCKET: the one that will follow, NULL when there is none; NULL: not known. A transport may
+     * ask once the bytes of this one have left, and let those of that one follow, short of their
+     * end: an engine has all of a bucket only after it answered the one before. What is asked for
+     * must stay until its attempt, or another stage's. */
+    hr_wire_bucket *(*ahead)(void *ctx);
+    void *ahead_ctx;
     const hr_manifest_digest *manifest; /* PREPARE, COMMIT; sorted by name */
     size_t n_manifest;
     const char *weight_version; /* PREPARE, COMMIT; NULL: unchanged */

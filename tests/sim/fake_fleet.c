@@ -250,6 +250,15 @@ static void attempt(void *self, const hr_stage_request *request, const uint32_t 
                     hr_stage_answer *answers) {
     fleet_link *link = self;
     link->attempts++;
+    if (request->bucket != NULL) { /* the next one is asked for, and is then what comes next */
+        assert_true(link->next == NULL || request->bucket == link->next ||
+                    request->bucket == link->now);
+        link->now = request->bucket;
+        link->next = request->ahead != NULL ? request->ahead(request->ahead_ctx) : NULL;
+        link->looked += link->next != NULL;
+    } else {
+        link->next = NULL;
+    }
     if (request->bucket != NULL && request->bucket->bytes > link->largest_bucket)
         link->largest_bucket = request->bucket->bytes;
     pthread_mutex_lock(&link->fleet->lock);

@@ -53,9 +53,11 @@ typedef struct fleet_link {
     bool mute, lies;                           /* receipts without a digest, or with another one */
     bool no_configs;                           /* receipts without digests of configs */
     void (*twist)(hr_engine_receipt *receipt); /* what a commit answers; NULL: as it is */
-    const hr_registration *rival; /* registered on the engine of the first bucket, before it */
-    unsigned attempts;            /* of the transport */
-    size_t largest_bucket;        /* bytes of tensors */
+    const hr_registration *rival;     /* registered on the engine of the first bucket, before it */
+    unsigned attempts;                /* of the transport */
+    size_t largest_bucket;            /* bytes of tensors */
+    const hr_wire_bucket *now, *next; /* the last bucket, and the one that must follow it */
+    unsigned looked;                  /* buckets that were made ahead of their turn */
 } fleet_link;
 
 void fake_fleet_open(fake_fleet *fleet, size_t n);

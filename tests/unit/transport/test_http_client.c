@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -76,7 +77,7 @@ static void expect_body(const stand *s, uint64_t size) {
 static void a_body_in_pieces_arrives_whole(void **state) {
     stand *s = *state;
     hr_http_call call = post(s, 3000001);
-    hr_http_client_run(s->client, &call, 1, 5000);
+    hr_http_client_run(s->client, &call, 1, 5000, NULL);
     assert_int_equal(call.status, HR_OK);
     assert_int_equal(call.http_status, 200);
     assert_string_equal(call.reply.data, "{\"success\": true}");
@@ -91,7 +92,7 @@ static void connections_are_kept(void **state) {
     stand *s = *state;
     for (int i = 0; i < 10; i++) {
         hr_http_call call = {.method = "POST", .url = s->fake.url, .text = "{}", .text_len = 2};
-        hr_http_client_run(s->client, &call, 1, 5000);
+        hr_http_client_run(s->client, &call, 1, 5000, NULL);
         assert_int_equal(call.status, HR_OK);
         hr_buf_free(&call.reply);
     }
@@ -104,10 +105,11 @@ static void a_kept_connection_that_was_closed_is_replaced(void **state) {
     atomic_store(&s->fake.way, FAKE_CLOSE_AFTER);
     for (int i = 0; i < 5; i++) {
         hr_http_call call = post(s, 2000000);
-        hr_http_client_run(s->client, &call, 1, 5000);
+        hr_http_client_run(s->client, &call, 1, 5000, NULL);
         assert_int_equal(call.status, HR_OK);
         expect_body(s, 2000000);
         hr_buf_free(&call.reply);
+        usleep(20000); /* the end of the connection has come */
     }
 }
 
@@ -118,7 +120,7 @@ static void calls_run_at_the_same_time(void **state) {
         calls[i] = post(s, 100000);
     atomic_store(&s->fake.way, FAKE_SILENT);
     uint64_t start = now_ms();
-    hr_http_client_run(s->client, calls, 8, 300);
+    hr_http_client_run(s->client, calls, 8, 300, NULL);
     assert_in_range(now_ms() - start, 250, 1500);
     for (int i = 0; i < 8; i++) {
         assert_int_equal(calls[i].status, HR_ERR_TIMEOUT);
@@ -134,7 +136,7 @@ static void nobody_listening_is_a_lost_peer(void **state) {
     hr_http_client_options options = {0};
     assert_int_equal(hr_http_client_create(&options, &client, NULL), HR_OK);
     hr_http_call call = {.method = "GET", .url = "http://127.0.0.1:1"};
-    hr_http_client_run(client, &call, 1, 5000);
+    hr_http_client_run(client, &call, 1, 5000, NULL);
     assert_int_equal(call.status, HR_ERR_PEER);
     assert_non_null(strstr(call.err.message, "http://127.0.0.1:1"));
     hr_buf_free(&call.reply);
@@ -145,7 +147,7 @@ static void expect_lost(void **state, fake_way way, hr_status status) {
     stand *s = *state;
     atomic_store(&s->fake.way, (int)way);
     hr_http_call call = post(s, 10000);
-    hr_http_client_run(s->client, &call, 1, 10000);
+    hr_http_client_run(s->client, &call, 1, 10000, NULL);
     assert_int_equal(call.status, status);
     assert_non_null(strstr(call.err.message, s->fake.url));
     hr_buf_free(&call.reply);
@@ -167,7 +169,7 @@ static void a_refusal_before_the_body_is_read(void **state) {
     stand *s = *state;
     atomic_store(&s->fake.way, FAKE_REFUSE_EARLY);
     hr_http_call call = post(s, 50000000);
-    hr_http_client_run(s->client, &call, 1, 5000);
+    hr_http_client_run(s->client, &call, 1, 5000, NULL);
     if (call.status == HR_OK) { /* a reset may overtake the answer */
         assert_int_equal(call.http_status, 400);
         assert_non_null(strstr(call.reply.data, "too early"));
@@ -184,11 +186,62 @@ static void a_tick_cancels(void **state) {
     s->stop_at = 4;
     hr_http_call call = post(s, 1000);
     uint64_t start = now_ms();
-    hr_http_client_run(s->client, &call, 1, 60000);
+    hr_http_client_run(s->client, &call, 1, 60000, NULL);
     assert_in_range(now_ms() - start, 0, 5000);
     assert_int_equal(call.status, HR_ERR_CANCELLED);
     hr_buf_free(&call.reply);
     s->stop_at = 0;
+}
+
+typedef struct ahead {
+    stand *s;
+    hr_http_call *call;
+    unsigned asked;
+} ahead;
+
+static void begin_ahead(void *ctx) {
+    ahead *a = ctx;
+    a->asked++;
+    while (atomic_load(&a->s->fake.requests) == 0) /* until it is known that nobody will answer */
+        usleep(1000);
+    atomic_store(&a->s->fake.way, FAKE_ANSWER);
+    hr_http_client_ahead(a->s->client, a->call, 1);
+}
+
+static void a_call_begun_ahead_ends_in_its_turn_only(void **state) {
+    stand *s = *state;
+    hr_http_call first = post(s, 10), next = post(s, 3000001);
+    ahead a = {s, &next, 0};
+    hr_http_meanwhile meanwhile = {begin_ahead, &a};
+    atomic_store(&s->fake.way, FAKE_SILENT);
+    hr_http_client_run(s->client, &first, 1, 300, &meanwhile);
+    assert_int_equal(first.status, HR_ERR_TIMEOUT);
+    assert_int_equal(a.asked, 1);
+    assert_int_equal(atomic_load(&s->fake.requests), 1); /* whole ones */
+    hr_http_client_run(s->client, &next, 1, 5000, NULL);
+    assert_int_equal(next.status, HR_OK);
+    assert_int_equal(atomic_load(&s->fake.requests), 2);
+    expect_body(s, 3000001);
+    hr_buf_free(&first.reply);
+    hr_buf_free(&next.reply);
+}
+
+static void a_call_begun_ahead_and_dropped_never_ends(void **state) {
+    stand *s = *state;
+    hr_http_call next = post(s, 3000001);
+    hr_http_client_ahead(s->client, &next, 1);
+    for (int i = 0; i < 20; i++) {
+        hr_http_call other = post(s, 100000);
+        hr_http_client_run(s->client, &other, 1, 5000, NULL);
+        assert_int_equal(other.status, HR_OK);
+        hr_buf_free(&other.reply);
+    }
+    hr_http_client_drop_ahead(s->client);
+    hr_http_client_run(s->client, &next, 1, 5000, NULL); /* as if it had never begun */
+    assert_int_equal(next.status, HR_OK);
+    assert_int_equal(atomic_load(&s->fake.requests), 21);
+    expect_body(s, 3000001);
+    hr_buf_free(&next.reply);
 }
 
 static void urls_have_one_form(void **state) {
@@ -242,6 +295,8 @@ int main(void) {
         WITH_STAND(a_reply_without_end_is_bounded),
         WITH_STAND(a_refusal_before_the_body_is_read),
         WITH_STAND(a_tick_cancels),
+        WITH_STAND(a_call_begun_ahead_ends_in_its_turn_only),
+        WITH_STAND(a_call_begun_ahead_and_dropped_never_ends),
         cmocka_unit_test(urls_have_one_form),
         cmocka_unit_test(queries_are_encoded),
     };
