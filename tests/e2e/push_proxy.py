@@ -88,10 +88,10 @@ class Proxy(Server):
 
 
 class Recorder(Server):
-    """Answers success to everything but what `replies` says: {route: (status, payload)}."""
+    """An engine of SGLang that answers success to everything but what `replies` says: {route: (status, payload)}."""
 
     def __init__(self, keep=True, **replies):
-        self.replies, self.keep, self.calls = replies, keep, []
+        self.replies, self.keep, self.calls = {"server_info": (200, {"tp_size": 1}), **replies}, keep, []
         super().__init__()
 
     def handle(self, handler, method, path, body):
