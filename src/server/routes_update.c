@@ -126,7 +126,7 @@ void hr_route_update_from_tensor(hr_exchange *exchange, void *app) {
                                        "audit",
                                        "timeout_seconds",
                                        NULL};
-    static const hr_update_route route = {.keys = keys, .run = run_tensor};
+    static const hr_update_route route = {.keys = keys, .pickles = true, .run = run_tensor};
     hr_update_call_start(app, exchange, &route);
 }
 
@@ -192,7 +192,7 @@ void hr_route_load_adapter_from_tensors(hr_exchange *exchange, void *app) {
                                        "timeout_seconds",
                                        NULL};
     static const hr_update_route route = {
-        .keys = keys, .shape = HR_UPDATE_ADAPTERS, .run = run_load_tensors};
+        .keys = keys, .shape = HR_UPDATE_ADAPTERS, .pickles = true, .run = run_load_tensors};
     hr_update_call_start(app, exchange, &route);
 }
 

@@ -4,6 +4,7 @@
 #include "format/json.h"
 #include "server/reply.h"
 #include "server/update_args.h"
+#include "server/update_payload.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,8 @@ static void work(void *arg) {
     hr_status status = read_args(c, &err);
     if (status == HR_OK)
         status = c->route->run(c, &err);
+    if (status != HR_OK && c->route->pickles)
+        hr_update_payload_give_back(c->args);
     finish(c, status != HR_OK ? &err : NULL);
 }
 

@@ -22,8 +22,9 @@ typedef enum hr_update_shape {
 typedef struct hr_update_route {
     const char *const *keys; /* of the arguments, NULL at the end */
     hr_update_shape shape;
-    bool reads; /* looks only: not behind updates that wait for their turn */
-    bool image; /* the body is a safetensors image, the arguments stand in the query string */
+    bool reads;   /* looks only: not behind updates that wait for their turn */
+    bool pickles; /* the arguments may hold pickles, which have counts of shared memory */
+    bool image;   /* the body is a safetensors image, the arguments stand in the query string */
     /* On a worker thread. Members of its own go to call->w; on failure they are dropped. */
     hr_status (*run)(hr_update_call *call, hr_error *err);
 } hr_update_route;

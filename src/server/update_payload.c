@@ -79,6 +79,38 @@ hr_status hr_update_payload_decode_list(const cJSON *args, const char *key, bool
     return hr_update_payload_decode(list->child, what, flattened, out, err);
 }
 
+static bool stands_again(const cJSON *text) {
+    for (const cJSON *later = text->next; later != NULL; later = later->next) {
+        if (cJSON_IsString(later) && later->valuestring != NULL &&
+            strcmp(later->valuestring, text->valuestring) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void give_back(cJSON *text) {
+    hr_update_payload payload;
+    hr_error ignored; /* the call has been refused for something else */
+    if (cJSON_IsString(text) && text->valuestring != NULL && /* NULL: it was read */
+        hr_update_payload_decode(text, "", false, &payload, &ignored) == HR_OK)
+        payload.release(payload.owner);
+}
+
+void hr_update_payload_give_back(const cJSON *args) {
+    static const char *const keys[] = {"serialized_tensors", "serialized_named_tensors"};
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+        cJSON *item = hr_json_get(args, keys[k]), *text;
+        if (!cJSON_IsArray(item)) {
+            give_back(item);
+            continue;
+        }
+        cJSON_ArrayForEach(text, item) {
+            if (!cJSON_IsString(text) || text->valuestring == NULL || !stands_again(text))
+                give_back(text);
+        }
+    }
+}
+
 /* ---- images ---- */
 
 typedef struct image {

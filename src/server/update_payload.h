@@ -24,6 +24,12 @@ hr_status hr_update_payload_decode(cJSON *text, const char *what, bool flattened
 hr_status hr_update_payload_decode_list(const cJSON *args, const char *key, bool flattened,
                                         hr_update_payload *out, hr_error *err);
 
+/* Reads the pickles of a refused call that nobody has read, for what reading does to memory that
+ * they share with their sender: it gives their counts back. One text that stands twice is read
+ * once.
+ */
+void hr_update_payload_give_back(const cJSON *args);
+
 /* Of a safetensors image, which is taken over when this succeeds. */
 hr_status hr_update_payload_image(hr_body *body, hr_update_payload *out, hr_error *err);
 

@@ -3,6 +3,8 @@ clients look for, and after each refusal the bits of all weights as before."""
 
 import concurrent.futures
 import json
+import os
+import pathlib
 import shutil
 import threading
 import time
@@ -263,6 +265,30 @@ def test_what_names_memory_of_the_sender_is_refused_at_once(engine, adapter):
     payload = forms.forked(adapter.tensors, "file_descriptor")
     refuse(engine, "load_lora_adapter_from_tensors", "file_descriptor", lora_name="a", config_dict=adapter.config,
            serialized_tensors=payload)
+
+
+def counts():
+    """What torch counts in each object of shared memory of this process."""
+    return sorted(int.from_bytes(path.read_bytes()[:4], "little")
+                  for path in pathlib.Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+
+
+@pytest.mark.parametrize("route, more", [
+    ("load_lora_adapter_from_tensors", lambda text: {"serialized_tensors": text, "unknown_key": 1}),
+    ("load_lora_adapter_from_tensors", lambda text: {"serialized_tensors": text, "upsert": "perhaps"}),
+    ("load_lora_adapter_from_tensors", lambda text: {"serialized_tensors": text, "config_dict": 5}),
+    ("load_lora_adapter_from_tensors", lambda text: {"serialized_named_tensors": [text, text]}),
+    ("load_lora_adapter_from_tensors", lambda text: {"serialized_named_tensors": [text, "AAA"]}),
+    ("update_weights_from_tensor", lambda text: {"serialized_named_tensors": [text], "load_format": "other"}),
+    ("update_weights_from_tensor", lambda text: {"serialized_named_tensors": [text], "session_id": "not-open"}),
+])
+def test_a_refused_call_gives_shared_memory_back(engine, adapter, route, more):
+    tensors = {name: tensor.clone() for name, tensor in adapter.tensors.items()}
+    text = forms.forked(tensors)
+    assert counts() == [2] * len(tensors)
+    names = {"lora_name": "a", "config_dict": adapter.config} if route.startswith("load") else {}
+    refuse(engine, route, **{**names, **more(text)})
+    assert counts() == [1] * len(tensors)
 
 
 # ---- sessions ----
