@@ -45,7 +45,8 @@ static hr_status read_decimal(const char *text, double *out) {
     char *end = NULL;
     errno = 0;
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || errno != 0 || !isfinite(value))
+    if (end == text || text[strspn(text, "0123456789.eE+-")] != '\0' || *end != '\0' ||
+        errno != 0 || !isfinite(value))
         return HR_ERR_INVALID;
     *out = value;
     return HR_OK;

@@ -192,8 +192,8 @@ static hr_status read_uint(const flag *f, const char *value, uint64_t *out, hr_e
 static hr_status read_real(const flag *f, const char *value, double *out, hr_error *err) {
     char *end = NULL;
     double number = strtod(value, &end);
-    if (end == value || *end != '\0' || !isfinite(number) || number <= (double)f->min ||
-        number > (double)f->max)
+    if (end == value || value[strspn(value, "0123456789.eE+-")] != '\0' || *end != '\0' ||
+        !isfinite(number) || number <= (double)f->min || number > (double)f->max)
         return hr_fail(err, HR_ERR_INVALID,
                        "%s: wanted a number above %llu, at most %llu, came \"%s\"", f->name,
                        (unsigned long long)f->min, (unsigned long long)f->max, value);

@@ -87,7 +87,7 @@ static hr_status refuse_windows(const cJSON *root, const hr_hf_config *config, h
     if (types == NULL)
         return HR_OK;
     if (!cJSON_IsArray(types))
-        return hr_fail(err, HR_ERR_INVALID, "layer_types: wanted a list, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "layer_types: wanted a list, came %s",
                        hr_json_kind(types));
     for (const cJSON *type = types->child; type != NULL; type = type->next) {
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "full_attention") != 0)
@@ -162,7 +162,7 @@ static hr_status find_rope(const cJSON *root, hr_rope_source *out, hr_error *err
     if (out->dict == NULL)
         return HR_OK;
     if (!cJSON_IsObject(out->dict))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came a %s", out->name,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came %s", out->name,
                        hr_json_kind(out->dict));
     for (const cJSON *item = out->dict->child; item != NULL; item = item->next) {
         if (cJSON_IsObject(item))
@@ -348,7 +348,7 @@ static hr_status parse_object(const char *text, size_t len, cJSON **out, hr_erro
     HR_TRY(hr_json_parse(text, len, CONFIG_MAX_BYTES, &tree, err));
     if (!cJSON_IsObject(tree)) {
         hr_status status =
-            hr_fail(err, HR_ERR_INVALID, "wanted a JSON object, came a %s", hr_json_kind(tree));
+            hr_fail(err, HR_ERR_INVALID, "wanted a JSON object, came %s", hr_json_kind(tree));
         cJSON_Delete(tree);
         return status;
     }

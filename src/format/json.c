@@ -39,7 +39,7 @@ hr_status hr_json_parse_file(const char *path, size_t max_bytes, cJSON **out, hr
     if (status != HR_OK)
         return hr_fail_context(err, status, "%s", path);
     if (!cJSON_IsObject(tree)) {
-        status = hr_fail(err, HR_ERR_INVALID, "%s: wanted a JSON object, came a %s", path,
+        status = hr_fail(err, HR_ERR_INVALID, "%s: wanted a JSON object, came %s", path,
                          hr_json_kind(tree));
         cJSON_Delete(tree);
         return status;
@@ -94,22 +94,22 @@ cJSON *hr_json_get_present(const cJSON *obj, const char *key) {
 
 const char *hr_json_kind(const cJSON *item) {
     if (cJSON_IsObject(item))
-        return "object";
+        return "an object";
     if (cJSON_IsArray(item))
-        return "array";
+        return "an array";
     if (cJSON_IsString(item))
-        return "string";
+        return "a string";
     if (cJSON_IsNumber(item))
-        return "number";
+        return "a number";
     if (cJSON_IsBool(item))
-        return "bool";
+        return "a bool";
     return "null";
 }
 
 /* A number that is integral and exact in a double. */
 static hr_status exact_integer(const cJSON *item, const char *what, double *out, hr_error *err) {
     if (!cJSON_IsNumber(item))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an integer, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an integer, came %s", what,
                        hr_json_kind(item));
     double value = item->valuedouble;
     if (!isfinite(value) || fabs(value) > HR_JSON_MAX_EXACT)
@@ -177,7 +177,7 @@ hr_status hr_json_i64(const cJSON *item, const char *what, int64_t min, int64_t 
 hr_status hr_json_double(const cJSON *item, const char *what, double min, double max, double *out,
                          hr_error *err) {
     if (!cJSON_IsNumber(item))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a number, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a number, came %s", what,
                        hr_json_kind(item));
     double value = item->valuedouble;
     if (!isfinite(value) || value < min || value > max)
@@ -189,7 +189,7 @@ hr_status hr_json_double(const cJSON *item, const char *what, double min, double
 
 hr_status hr_json_bool(const cJSON *item, const char *what, bool *out, hr_error *err) {
     if (!cJSON_IsBool(item))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted true or false, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted true or false, came %s", what,
                        hr_json_kind(item));
     *out = cJSON_IsTrue(item);
     return HR_OK;
@@ -197,7 +197,7 @@ hr_status hr_json_bool(const cJSON *item, const char *what, bool *out, hr_error 
 
 hr_status hr_json_string(const cJSON *item, const char *what, const char **out, hr_error *err) {
     if (!cJSON_IsString(item))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a string, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a string, came %s", what,
                        hr_json_kind(item));
     *out = item->valuestring;
     return HR_OK;

@@ -35,7 +35,7 @@ cJSON *hr_json_get(const cJSON *obj, const char *key);
 /* The same, but JSON null counts as absent. */
 cJSON *hr_json_get_present(const cJSON *obj, const char *key);
 
-/* "object", "array", "string", "number", "bool", "null". Static strings. */
+/* "an object", "an array", "a string", "a number", "a bool", "null". Static strings. */
 const char *hr_json_kind(const cJSON *item);
 
 /* Values by themselves; what names the value in the message ("vocab_size", "stop[2]"). Integers

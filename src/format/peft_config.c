@@ -77,7 +77,7 @@ static hr_status check_strings(const cJSON *list, const char *key, hr_error *err
                        key, MAX_LIST, cJSON_IsArray(list) ? "a longer one" : hr_json_kind(list));
     for (const cJSON *item = list->child; item != NULL; item = item->next) {
         if (!cJSON_IsString(item))
-            return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "%s: wanted names, came a %s", key,
+            return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "%s: wanted names, came %s", key,
                            hr_json_kind(item));
     }
     return HR_OK;
@@ -241,7 +241,7 @@ static hr_status read_config(hr_peft_config *config, hr_error *err) {
     hr_clock clock = hr_clock_monotonic();
     config->deadline = hr_deadline_after_ms(&clock, MATCHING_MS);
     if (!cJSON_IsObject(config->tree))
-        return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "wanted a JSON object, came a %s",
+        return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "wanted a JSON object, came %s",
                        hr_json_kind(config->tree));
     const char *twice = hr_json_duplicate_key(config->tree);
     if (twice != NULL)

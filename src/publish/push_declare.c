@@ -22,8 +22,8 @@ static hr_status check_adapter(const hr_push_adapter *adapter, hr_error *err) {
         return hr_fail(err, HR_ERR_INVALID, "adapter %.200s has no config", adapter->name);
     hr_status status = hr_json_parse(adapter->config, adapter->config_len, 0, &config, err);
     if (status == HR_OK && !cJSON_IsObject(config))
-        status = hr_fail(err, HR_ERR_ADAPTER_CONFIG, "wanted an object, came a %s",
-                         hr_json_kind(config));
+        status =
+            hr_fail(err, HR_ERR_ADAPTER_CONFIG, "wanted an object, came %s", hr_json_kind(config));
     cJSON_Delete(config);
     if (status != HR_OK)
         return hr_fail_context(err, status, "the config of adapter %.200s", adapter->name);

@@ -14,7 +14,7 @@ static hr_status read_body(hr_call *c, hr_error *err) {
     if (status != HR_OK)
         return hr_fail_context(err, status, "the request body is not valid JSON");
     if (!cJSON_IsObject(c->body))
-        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came %s",
                        hr_json_kind(c->body));
     return HR_OK;
 }

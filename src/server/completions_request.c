@@ -138,7 +138,7 @@ static hr_status read_own(cJSON *body, hr_completion *c, hr_error *err) {
     c->n_logprobs = (uint32_t)n;
     const cJSON *stream = hr_json_get_present(body, "stream_options");
     if (stream != NULL && !cJSON_IsObject(stream))
-        return hr_fail(err, HR_ERR_INVALID, "stream_options: wanted an object, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "stream_options: wanted an object, came %s",
                        hr_json_kind(stream));
     return hr_json_opt_bool(stream, "include_usage", &c->include_usage, err);
 }
@@ -213,7 +213,7 @@ static hr_status move_unknown(cJSON *body, cJSON *target, hr_error *err) {
 
 static hr_status convert(cJSON *body, cJSON *target, hr_completion *c, hr_error *err) {
     if (!cJSON_IsObject(body))
-        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came %s",
                        hr_json_kind(body));
     const char *twice = hr_json_duplicate_key(body);
     if (twice != NULL)

@@ -139,11 +139,11 @@ static hr_status read_prompt(fields *f, size_t p, struct hr_generate_memory *mem
     const cJSON *prompt = next_value(&f->prompt, p, name, sizeof name);
     if (strcmp(f->prompt.key, "text") == 0) {
         if (prompt == NULL)
-            return hr_fail(err, HR_ERR_INVALID, "%s: wanted a string, came a null", name);
+            return hr_fail(err, HR_ERR_INVALID, "%s: wanted a string, came null", name);
         return hr_json_string(prompt, name, &item->text, err);
     }
     if (prompt == NULL)
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of token ids, came a null", name);
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of token ids, came null", name);
     HR_TRY(hr_generate_ids_parse(prompt, name, memory, &item->input_ids, &item->n_input_ids, err));
     return item->n_input_ids > 0 ? HR_OK : hr_fail(err, HR_ERR_INVALID, "%s cannot be empty", name);
 }
@@ -299,7 +299,7 @@ static hr_status name_items(const cJSON *body, hr_generate_request *r, hr_error 
     const cJSON *rid = hr_json_get_present(body, "rid");
     per_prompt field;
     if (rid != NULL && !cJSON_IsString(rid) && !cJSON_IsArray(rid))
-        return hr_fail(err, HR_ERR_INVALID, "rid: wanted a string or a list of strings, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "rid: wanted a string or a list of strings, came %s",
                        hr_json_kind(rid));
     HR_TRY(open_field(body, "rid", cJSON_IsArray(rid), r->n_prompts, &field, err));
     for (size_t p = 0; p < r->n_prompts; p++) {
@@ -328,7 +328,7 @@ static hr_status name_items(const cJSON *body, hr_generate_request *r, hr_error 
 
 static hr_status read_body(const cJSON *body, hr_generate_request *r, hr_error *err) {
     if (!cJSON_IsObject(body))
-        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came %s",
                        hr_json_kind(body));
     const char *twice = hr_json_duplicate_key(body);
     if (twice != NULL)

@@ -106,7 +106,7 @@ hr_status hr_generate_ids_parse(const cJSON *list, const char *what,
                                 struct hr_generate_memory *memory, const uint32_t **ids, size_t *n,
                                 hr_error *err) {
     if (!cJSON_IsArray(list))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of token ids, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of token ids, came %s", what,
                        hr_json_kind(list));
     size_t count = (size_t)cJSON_GetArraySize(list), i = 0;
     uint32_t *values = NULL;
@@ -138,9 +138,8 @@ static hr_status read_strings(const cJSON *params, const char *what, const char 
         return HR_OK;
     bool single = cJSON_IsString(value);
     if (!single && !cJSON_IsArray(value))
-        return hr_fail(err, HR_ERR_INVALID,
-                       "%s.%s: wanted a string or a list of strings, came a %s", what, key,
-                       hr_json_kind(value));
+        return hr_fail(err, HR_ERR_INVALID, "%s.%s: wanted a string or a list of strings, came %s",
+                       what, key, hr_json_kind(value));
     size_t count = single ? 1 : (size_t)cJSON_GetArraySize(value);
     if (count > max)
         return hr_fail(err, HR_ERR_LIMIT, "%s.%s: %zu strings are over the limit of %zu", what, key,
@@ -166,9 +165,8 @@ static hr_status read_logit_bias(const cJSON *params, const char *what,
     if (map == NULL)
         return HR_OK;
     if (!cJSON_IsObject(map))
-        return hr_fail(err, HR_ERR_INVALID,
-                       "%s.logit_bias: wanted an object of token ids, came a %s", what,
-                       hr_json_kind(map));
+        return hr_fail(err, HR_ERR_INVALID, "%s.logit_bias: wanted an object of token ids, came %s",
+                       what, hr_json_kind(map));
     size_t count = (size_t)cJSON_GetArraySize(map), i = 0;
     uint32_t *ids = NULL;
     float *biases = NULL;
@@ -238,7 +236,7 @@ hr_status hr_generate_sampling_parse(const cJSON *params, const char *what,
     if (params == NULL || cJSON_IsNull(params))
         return HR_OK;
     if (!cJSON_IsObject(params))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came %s", what,
                        hr_json_kind(params));
     const cJSON *member = NULL;
     cJSON_ArrayForEach(member, params) {

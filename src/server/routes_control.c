@@ -106,7 +106,8 @@ static hr_status read_timeout(const hr_exchange *exchange, uint64_t *ms, hr_erro
     if (text == NULL)
         return HR_OK;
     double seconds = strtod(text, &end);
-    if (end == text || *end != '\0' || !(seconds >= 0 && seconds <= MAX_FLUSH_SECONDS))
+    if (end == text || *end != '\0' || text[strspn(text, "0123456789.eE+-")] != '\0' ||
+        !(seconds >= 0 && seconds <= MAX_FLUSH_SECONDS))
         return hr_fail(err, HR_ERR_INVALID, "timeout: wanted seconds from 0 to %d, came \"%.100s\"",
                        MAX_FLUSH_SECONDS, text);
     *ms = (uint64_t)ceil(seconds * 1000);

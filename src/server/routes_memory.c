@@ -12,7 +12,7 @@ static hr_status read_tags(const cJSON *args, unsigned *kinds, hr_error *err) {
     if (tags == NULL)
         return HR_OK;
     if (!cJSON_IsArray(tags))
-        return hr_fail(err, HR_ERR_INVALID, "tags: wanted a list or null, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "tags: wanted a list or null, came %s",
                        hr_json_kind(tags));
     *kinds = 0;
     for (const cJSON *item = tags->child; item != NULL; item = item->next) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define MAX_SECONDS 86400.0
+#define DECIMAL "0123456789.eE+-" /* strtod alone would take hex, words and space */
 
 /* What SGLang's clients send and what it would do there has nothing to do here. */
 static const char *const without_meaning[] = {
@@ -85,7 +86,7 @@ hr_status hr_args_bool(const cJSON *args, const char *key, bool *out, hr_error *
     if (!yes && !no && cJSON_IsString(item))
         return hr_fail(err, HR_ERR_INVALID, "%s: wanted true or false, came \"%.100s\"", key, text);
     if (!yes && !no)
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted true or false, came a %s", key,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted true or false, came %s", key,
                        hr_json_kind(item));
     *out = yes;
     return HR_OK;
@@ -109,7 +110,8 @@ hr_status hr_args_seconds(const cJSON *args, const char *key, uint64_t *ms, hr_e
         return HR_OK;
     if (cJSON_IsString(item)) {
         seconds = strtod(item->valuestring, &end);
-        if (end == item->valuestring || *end != '\0')
+        if (end == item->valuestring ||
+            item->valuestring[strspn(item->valuestring, DECIMAL)] != '\0' || *end != '\0')
             seconds = -1;
     } else {
         HR_TRY(hr_json_double(item, key, -HUGE_VAL, HUGE_VAL, &seconds, err));
@@ -136,8 +138,8 @@ hr_status hr_args_object_text(const cJSON *args, const char *key, char **text, h
     }
     const char *twice = cJSON_IsObject(item) ? hr_json_duplicate_key(item) : NULL;
     if (!cJSON_IsObject(item))
-        status = hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came a %s", key,
-                         hr_json_kind(item));
+        status =
+            hr_fail(err, HR_ERR_INVALID, "%s: wanted an object, came %s", key, hr_json_kind(item));
     else if (twice != NULL)
         status = hr_fail(err, HR_ERR_INVALID, "%s: the key \"%.100s\" stands twice", key, twice);
     else if ((*text = cJSON_PrintUnformatted(item)) == NULL)

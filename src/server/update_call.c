@@ -37,7 +37,7 @@ static hr_status merge_body(hr_update_call *c, hr_error *err) {
         return HR_OK;
     }
     if (!cJSON_IsObject(body)) {
-        status = hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came a %s",
+        status = hr_fail(err, HR_ERR_INVALID, "the request body: wanted a JSON object, came %s",
                          hr_json_kind(body));
         cJSON_Delete(body);
         return status;

@@ -37,7 +37,7 @@ hr_status hr_update_payload_decode(cJSON *text, const char *what, bool flattened
     size_t size = 0;
     hr_torch_options options = {.flattened = flattened};
     if (!cJSON_IsString(text))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a base64 string, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a base64 string, came %s", what,
                        hr_json_kind(text));
     pickle *p = calloc(1, sizeof *p);
     if (p == NULL)
@@ -66,9 +66,8 @@ hr_status hr_update_payload_decode_list(const cJSON *args, const char *key, bool
     if (!cJSON_IsArray(list))
         return hr_fail(err, HR_ERR_INVALID,
                        "%s: wanted a list of base64 strings, one for each tensor-parallel rank, "
-                       "came %s%s",
-                       key, list == NULL ? "nothing" : "a ",
-                       list == NULL ? "" : hr_json_kind(list));
+                       "came %s",
+                       key, list == NULL ? "nothing" : hr_json_kind(list));
     int n = cJSON_GetArraySize(list);
     if (n != TP_SIZE)
         return hr_fail(err, HR_ERR_INVALID,

@@ -17,7 +17,7 @@ static hr_status check_added_tokens(const cJSON *args, uint32_t vocab_size, hr_e
     if (tokens == NULL)
         return HR_OK;
     if (!cJSON_IsObject(tokens))
-        return hr_fail(err, HR_ERR_INVALID, "added_tokens_config: wanted an object, came a %s",
+        return hr_fail(err, HR_ERR_INVALID, "added_tokens_config: wanted an object, came %s",
                        hr_json_kind(tokens));
     for (const cJSON *item = tokens->child; item != NULL; item = item->next) {
         uint64_t id = 0;
@@ -117,7 +117,7 @@ static hr_status read_native(const cJSON *manifest, hr_update_manifest *out, hr_
     if (!cJSON_IsObject(manifest) && !cJSON_IsArray(manifest))
         return hr_fail(
             err, HR_ERR_INVALID,
-            "manifest: wanted {name: {\"xxh3\", \"sha256\"}} or a list of names, came a %s",
+            "manifest: wanted {name: {\"xxh3\", \"sha256\"}} or a list of names, came %s",
             hr_json_kind(manifest));
     HR_TRY(allocate(out, (size_t)cJSON_GetArraySize(manifest), err));
     for (const cJSON *item = manifest->child; item != NULL; item = item->next) {
@@ -134,7 +134,7 @@ static hr_status read_native(const cJSON *manifest, hr_update_manifest *out, hr_
 static hr_status read_adapter(const cJSON *names, const char *what, const char *adapter,
                               hr_update_manifest *out, hr_error *err) {
     if (!cJSON_IsObject(names))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted {name: sha256}, came a %s", what,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted {name: sha256}, came %s", what,
                        hr_json_kind(names));
     for (const cJSON *item = names->child; item != NULL; item = item->next) {
         size_t size = strlen(adapter) + strlen(item->string) + 2;
@@ -155,7 +155,7 @@ static hr_status read_lora_checksums(const cJSON *adapters, hr_update_manifest *
     size_t n = 0;
     if (!cJSON_IsObject(adapters))
         return hr_fail(err, HR_ERR_INVALID,
-                       "expected_lora_checksums: wanted {adapter: {name: sha256}}, came a %s",
+                       "expected_lora_checksums: wanted {adapter: {name: sha256}}, came %s",
                        hr_json_kind(adapters));
     for (const cJSON *item = adapters->child; item != NULL; item = item->next) {
         if (strchr(item->string, ':') != NULL)
@@ -240,7 +240,7 @@ static hr_status read_names(const cJSON *args, hr_update_begin *out, hr_error *e
     if (list == NULL)
         return HR_OK;
     if (!cJSON_IsArray(list))
-        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of names, came a %s", key,
+        return hr_fail(err, HR_ERR_INVALID, "%s: wanted a list of names, came %s", key,
                        hr_json_kind(list));
     n = (size_t)cJSON_GetArraySize(list);
     out->adapters = calloc(n > 0 ? n : 1, sizeof *out->adapters);

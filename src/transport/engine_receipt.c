@@ -94,7 +94,7 @@ static hr_status read_fields(const cJSON *object, hr_engine_receipt *r, hr_error
     const char *state = NULL;
     const uint64_t most = (uint64_t)1 << 53;
     if (!cJSON_IsObject(object))
-        return hr_fail(err, HR_ERR_INVALID, "wanted an object, came a %s", hr_json_kind(object));
+        return hr_fail(err, HR_ERR_INVALID, "wanted an object, came %s", hr_json_kind(object));
     HR_TRY(hr_json_get_string(object, "state", &state, err));
     if (!hr_session_state_from_name(state, &r->state))
         return hr_fail(err, HR_ERR_INVALID, "state: \"%.40s\" is not known", state);

@@ -69,7 +69,8 @@ static void what_is_wrong_is_named(void **state) {
         {"--engine", "--loud", "--engine"}, {"--name", NULL, "--name needs a value"},
         {"--loud=1", NULL, "--loud takes"}, {"--count", "x", "--count: wanted a number"},
         {"--count", "-1", "--count"},       {"--size", "3Q", "--size: \"3Q\" is no size"},
-        {"--seconds", "nan", "--seconds"},  {"--seconds", "1s", "--seconds"},
+        {"--seconds", "nan", "--seconds"},  {"--seconds", "0x10", "--seconds"},
+        {"--seconds", "1s", "--seconds"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         flags f;

@@ -100,6 +100,7 @@ static void refusals_name_the_flag(void **state) {
         {"--model-path m --dtype auto|bfloat16", "--dtype"},
         {"--model-path m --mem-fraction-static 1.5", "--mem-fraction-static"},
         {"--model-path m --mem-fraction-static 0", "--mem-fraction-static"},
+        {"--model-path m --mem-fraction-static 0x0.8", "--mem-fraction-static"},
         {"--model-path m --threads 0", "--threads"},
         {"--model-path m --skip-tokenizer-init=1", "--skip-tokenizer-init takes no value"},
         {"--model-path m --lora-paths", "--lora-paths needs"},

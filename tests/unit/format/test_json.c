@@ -203,7 +203,7 @@ static void other_kinds_are_named_when_they_come_instead(void **state) {
     assert_ok(hr_json_get_string(o, "s", &s, &err), &err);
     assert_string_equal(s, "x");
     assert_refused(hr_json_get_bool(o, "l", &b, &err), &err,
-                   "l: wanted true or false, came a array");
+                   "l: wanted true or false, came an array");
     assert_refused(hr_json_get_string(o, "n", &s, &err), &err, "n: wanted a string, came a number");
     cJSON_Delete(o);
 }

@@ -89,12 +89,12 @@ static void seconds_are_positive_and_end(void **state) {
     (void)state;
     uint64_t ms = 0;
     cJSON *args = args_of("{\"a\": 1.5, \"b\": \"0.25\", \"c\": 0, \"d\": -1, \"e\": \"nan\", "
-                          "\"f\": 1e9, \"g\": \"2x\"}");
+                          "\"f\": 1e9, \"g\": \"2x\", \"h\": \"0x10\", \"i\": \" 1\"}");
     assert_int_equal(hr_args_seconds(args, "a", &ms, NULL), HR_OK);
     assert_int_equal(ms, 1500);
     assert_int_equal(hr_args_seconds(args, "b", &ms, NULL), HR_OK);
     assert_int_equal(ms, 250);
-    for (const char *key = "cdefg"; *key != '\0'; key++) {
+    for (const char *key = "cdefghi"; *key != '\0'; key++) {
         char name[2] = {*key, '\0'};
         assert_int_equal(hr_args_seconds(args, name, &ms, NULL), HR_ERR_INVALID);
     }
