@@ -50,7 +50,7 @@ class _Stream:
                 return _library.OK
             self._count += 1
             self._alive[self._count] = unit
-            out[0].tensors = ctypes.addressof(unit.array)
+            out[0].tensors = unit.address
             out[0].n = unit.count
             out[0].adapter = None if name is None else self._names[name]
             out[0].owner = self._count

@@ -245,10 +245,9 @@ class _Torch:
 
 @dataclasses.dataclass
 class PackedUnit:
-    """An array of hr_tensor and everything that its pointers point at."""
+    """Where an array of hr_tensor lies, and everything that must live as long."""
 
-    array: Any
-    names: Any
+    address: int
     count: int
     alive: list[Any]
 
@@ -256,14 +255,21 @@ class PackedUnit:
 def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
     """The part in units of at most most_bytes; a larger tensor is one of its own."""
     torch: _Torch | None = None
-    batch: list[tuple[bytes, int, tuple[int, ...], int, int]] = []
-    alive: list[Any] = []
-    size = 0
-    for name, tensor in part.tensors.items():
+    encoded = [name.encode() for name in part.tensors]
+    joined = b"\0".join(encoded)
+    if joined.count(b"\0") != max(len(encoded) - 1, 0):
+        raise ValueError(f"the names of tensors have a NUL byte in them: {next(n for n in encoded if 0 in n)!r}")
+    names = ctypes.create_string_buffer(joined)
+    structs, step = _library.TENSORS, _library.TENSOR_BYTES
+    array = ctypes.create_string_buffer(step * len(encoded))
+    at, start = ctypes.addressof(names), ctypes.addressof(array)
+    first = offset = size = 0  # the unit is array[first:offset]
+    alive: list[Any] = [names, array]
+    for (name, tensor), name_bytes in zip(part.tensors.items(), encoded):
         nbytes = tensor.nbytes
-        if batch and size + nbytes > most_bytes:
-            yield _pack_batch(batch, alive)
-            batch, alive, size = [], [], 0
+        if offset > first and size + nbytes > most_bytes:
+            yield PackedUnit(start + first, (offset - first) // step, alive)
+            first, size, alive = offset, 0, [names, array]
         if isinstance(tensor, Region):
             address, dtype, shape = tensor.address, tensor.dtype, tensor.shape
         else:
@@ -272,28 +278,14 @@ def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
                     and tensor.is_contiguous() and tensor.dtype in torch.dtypes and not tensor.is_neg()):
                 tensor = torch.host(name, tensor)
                 nbytes = tensor.nbytes
-            address, dtype, shape = tensor.data_ptr(), torch.dtypes[tensor.dtype], tuple(tensor.shape)
-        if len(shape) > _library.MAX_DIMS:
-            raise ValueError(f"{name}: {len(shape)} dimensions; at most {_library.MAX_DIMS} can be pushed")
-        batch.append((name.encode(), dtype, shape, address, nbytes))
-        alive.append(tensor)
-        size += nbytes
-    if batch:
-        yield _pack_batch(batch, alive)
-
-
-def _pack_batch(batch: list[tuple[bytes, int, tuple[int, ...], int, int]], alive: list[Any]) -> PackedUnit:
-    joined = b"\0".join(entry[0] for entry in batch)
-    if joined.count(b"\0") != len(batch) - 1:
-        raise ValueError(f"the names of tensors have a NUL byte in them: {next(e[0] for e in batch if 0 in e[0])!r}")
-    names = ctypes.create_string_buffer(joined)
-    array = ctypes.create_string_buffer(_library.TENSOR.size * len(batch))
-    pack_into, step = _library.TENSOR.pack_into, _library.TENSOR.size
-    zeros = (0,) * _library.MAX_DIMS
-    at, offset = ctypes.addressof(names), 0
-    for name, dtype, shape, address, nbytes in batch:
+            address, dtype, shape = tensor.data_ptr(), torch.dtypes[tensor.dtype], tensor.shape
         ndim = len(shape)
-        pack_into(array, offset, at, dtype, ndim, *shape, *zeros[ndim:], address, nbytes)
-        at += len(name) + 1
+        if ndim > _library.MAX_DIMS:
+            raise ValueError(f"{name}: {ndim} dimensions; at most {_library.MAX_DIMS} can be pushed")
+        structs[ndim].pack_into(array, offset, at, dtype, ndim, *shape, address, nbytes)
+        alive.append(tensor)
+        at += len(name_bytes) + 1
         offset += step
-    return PackedUnit(array, names, len(batch), alive)
+        size += nbytes
+    if offset > first:
+        yield PackedUnit(start + first, (offset - first) // step, alive)

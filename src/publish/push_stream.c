@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tensors of a bucket when they are small: then each costs more than its bytes do, and engines work
+ * on them while the next ones are collected. */
+enum { MANY_TENSORS = 2048 };
+
 /* ---- filling a bucket ---- */
 
 /* Whether a bucket must be one whole adapter; a group gathers adapters before they leave. */
@@ -36,6 +40,8 @@ static bool must_leave_first(const hr_push_run *run, const hr_unit *unit) {
         return false;
     uint64_t room = run->p->options.bucket_bytes - 1; /* a bucket stays below the limit */
     uint64_t bytes = hr_unit_bytes(unit);
+    if (run->bucket.n + unit->n > MANY_TENSORS)
+        return true;
     return bytes > room || run->bucket.bytes > room - bytes;
 }
 

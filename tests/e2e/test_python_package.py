@@ -189,8 +189,8 @@ def test_contiguous_tensors_are_sent_from_where_they_lie(tiny_dir):
     part = sources.adapter_part("a", headrace.Adapter(tensors, config={}))
     at = []
     for unit in sources.pack(part, 10_000):
-        for i in range(unit.count):
-            name, *_, address, nbytes = _library.TENSOR.unpack_from(unit.array, i * _library.TENSOR.size)
+        array = ctypes.string_at(unit.address, unit.count * _library.TENSOR_BYTES)
+        for name, *_, address, nbytes in _library.TENSORS[8].iter_unpack(array):
             at.append((ctypes.string_at(name).decode(), address, nbytes))
     assert at == [(key, tensor.data_ptr(), tensor.nbytes) for key, tensor in tensors.items()]
 
