@@ -184,7 +184,7 @@ def test_what_stays_lost_leaves_no_trace(engines, adapter_dirs, loaded, route):
 
 def test_a_dead_engine_is_named_and_the_other_untouched(engines, adapter_dirs):
     one, _ = engines
-    before = version(one)
+    before = version(one), version(two)
     done = cli("push", "--engine", one.url, "http://127.0.0.1:1", "--adapter", f"a={adapter_dirs['seven-r8']}",
                "--version", "never", code=1)
     assert "http://127.0.0.1:1" in done.stderr and version(one) == before
@@ -242,7 +242,7 @@ def test_a_late_engine_is_named(engines, adapter_dirs):
 
 def test_ctrl_c_rolls_back(engines, adapter_dirs):
     one, two = engines
-    before = version(one)
+    before = version(one), version(two)
     with Proxy(two, update_weights_from_safetensors=[2.0]) as proxy:
         process = subprocess.Popen([str(BINARY), "push", "--engine", one.url, proxy.url, "--version", "never",
                                     "--adapter", f"a={adapter_dirs['seven-r8']}"], stderr=subprocess.PIPE, text=True)
@@ -420,6 +420,34 @@ def test_sessions_of_sglang_as_they_leave(adapter_dirs):
     assert seen.keys() == {f"a:{name}" for name in tensors}
     assert all(torch.equal(seen[f"a:{name}"], t) for name, t in tensors.items())
     assert end["expected_lora_checksums"] == forms.manifest({"a": tensors})
+
+
+class Rival(Proxy):
+    """Another trainer registers the name under a config of its own, after begin and before the first bucket."""
+
+    def __init__(self, engine, config):
+        self.config = config
+        super().__init__(engine)
+
+    def handle(self, handler, method, path, body):
+        if "update_weights_from_safetensors" in path and self.config is not None:
+            config, self.config = self.config, None
+            self.engine.post("/register_lora_adapter", {"lora_name": "a", "config_dict": config})
+        super().handle(handler, method, path, body)
+
+
+def test_a_push_is_not_published_under_the_config_of_another_trainer(engines, adapter_dirs, loaded):
+    one, two = engines
+    folder = adapter_dirs["seven-r8"]
+    config = json.loads((folder / "adapter_config.json").read_text())
+    before = version(one), version(two)
+    with Rival(two, {**config, "lora_alpha": 3 * config["lora_alpha"]}) as proxy:
+        words = "--engine", one.url, proxy.url, "--adapter", f"a={folder}", "--version", "rival"
+        _, text = push(*words, code=1)
+        assert f"engine {proxy.url}, prepare: the adapter 'a' was registered again by somebody else" in text
+        assert (version(one), version(two)) == before
+        push(*words)
+    assert scores(one, "a") == scores(two, "a") == loaded["seven-r8"]
 
 
 @pytest.mark.parametrize("info", [b'{"routes": [{"path": "/prepare_wei', b"<html>hello</html>", b"", b"[]", b"{}"])
