@@ -14,6 +14,7 @@
 
 #define MAX_NAMED 5 /* names that one message lists */
 #define MAX_MEMBERS 3
+#define INNER "model." /* what the path of an inner model leaves out */
 
 /* A module as the adapter may name it: one of the caller's, or a fused one that stands for several.
  */
@@ -34,8 +35,8 @@ typedef struct hr_resolver {
     const hr_peft_base *base;
     hr_target *targets; /* the caller's modules, then the fused ones */
     size_t n_targets;
-    size_t *by_path; /* indices of the first n_sorted targets, sorted by path */
-    size_t n_sorted;
+    size_t *by_path; /* hash table of index + 1; at most half full */
+    size_t mask;     /* its size - 1 */
     hr_peft *out;
     hr_error *err;
 } hr_resolver;
@@ -78,44 +79,38 @@ static hr_status warn(hr_peft *out, const char *what, const char *name, const ch
 
 /* ---- modules by path ---- */
 
-static int compare_targets(const void *a, const void *b, void *targets) {
-    const hr_target *list = targets;
-    return strcmp(list[*(const size_t *)a].path, list[*(const size_t *)b].path);
+/* FNV-1a, from the hash of what stands before. */
+static uint64_t hash_path(uint64_t before, const char *part, size_t len) {
+    for (size_t i = 0; i < len; i++)
+        before = (before ^ (unsigned char)part[i]) * UINT64_C(0x100000001b3);
+    return before;
 }
 
-static void sort_targets(hr_resolver *r) {
-    r->n_sorted = r->n_targets;
-    for (size_t i = 0; i < r->n_targets; i++)
-        r->by_path[i] = i;
-    qsort_r(r->by_path, r->n_targets, sizeof *r->by_path, compare_targets, r->targets);
-}
-
-/* path is a part of a longer string, after "model." when inner is set. */
-static int compare_path(const char *part, size_t len, bool inner, const char *whole) {
-    if (inner) {
-        int order = strncmp("model.", whole, 6);
-        if (order != 0)
-            return order;
-        whole += 6;
+/* Where the target of this path stands in by_path, or would stand; path is a part of a longer
+ * string, after "model." when inner is set. */
+static size_t *slot_of(const hr_resolver *r, const char *part, size_t len, bool inner) {
+    size_t head = inner ? strlen(INNER) : 0;
+    uint64_t hash = hash_path(UINT64_C(0xcbf29ce484222325), INNER, head);
+    for (size_t i = hash_path(hash, part, len) & r->mask;; i = (i + 1) & r->mask) {
+        size_t *slot = &r->by_path[i];
+        const char *path = *slot > 0 ? r->targets[*slot - 1].path : NULL;
+        if (path == NULL || (strncmp(path, INNER, head) == 0 &&
+                             strncmp(path + head, part, len) == 0 && path[head + len] == '\0'))
+            return slot;
     }
-    int order = strncmp(part, whole, len);
-    return order != 0 ? order : whole[len] == '\0' ? 0 : -1;
 }
 
 static hr_target *find_path(const hr_resolver *r, const char *part, size_t len, bool inner) {
-    size_t low = 0, high = r->n_sorted;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        hr_target *target = &r->targets[r->by_path[middle]];
-        int order = compare_path(part, len, inner, target->path);
-        if (order == 0)
-            return target;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
+    size_t found = *slot_of(r, part, len, inner);
+    return found > 0 ? &r->targets[found - 1] : NULL;
+}
+
+/* Takes the path over. A name that a module has already is that module's. */
+static void add_target(hr_resolver *r, const hr_target *target) {
+    size_t *slot = slot_of(r, target->path, strlen(target->path), false);
+    r->targets[r->n_targets++] = *target;
+    if (*slot == 0)
+        *slot = r->n_targets;
 }
 
 /* The module a tensor name means: with a known prefix, the path of the whole model or that of its
@@ -169,29 +164,30 @@ static hr_status add_fused(hr_resolver *r, size_t module, const hr_fusion *fusio
     if (name.failed)
         return no_memory(r->err);
     fused.path = name.data;
-    r->targets[r->n_targets++] = fused;
+    add_target(r, &fused);
     return HR_OK;
 }
 
 static hr_status list_targets(hr_resolver *r) {
     size_t most = r->n_modules * 2 + 1; /* a module begins at most one fused group */
+    size_t size = 16;
+    while (size < 2 * most)
+        size *= 2;
+    r->mask = size - 1;
     r->targets = calloc(most, sizeof *r->targets);
-    r->by_path = calloc(most, sizeof *r->by_path);
+    r->by_path = calloc(size, sizeof *r->by_path);
     if (r->targets == NULL || r->by_path == NULL)
         return no_memory(r->err);
     for (size_t i = 0; i < r->n_modules; i++) {
-        hr_target *target = &r->targets[r->n_targets];
-        *target = (hr_target){.path = strdup(r->modules[i].path), .members = {i}, .n_members = 1};
-        if (target->path == NULL)
+        hr_target target = {.path = strdup(r->modules[i].path), .members = {i}, .n_members = 1};
+        if (target.path == NULL)
             return no_memory(r->err);
-        r->n_targets++;
+        add_target(r, &target);
     }
-    sort_targets(r);
     for (size_t i = 0; i < r->n_modules; i++) {
         for (size_t f = 0; f < sizeof fusions / sizeof *fusions; f++)
             HR_TRY(add_fused(r, i, &fusions[f]));
     }
-    sort_targets(r);
     return HR_OK;
 }
 
