@@ -96,6 +96,11 @@ unsigned hr_machine_threads(void) {
     return whole > 0 ? whole : 1;
 }
 
+void hr_machine_work_behind(void) {
+    const struct sched_param none = {0};
+    (void)sched_setscheduler(0, SCHED_BATCH, &none); /* refused: it goes on as it is */
+}
+
 typedef struct memory_bound {
     uint64_t bytes;
     const char *source;

@@ -16,6 +16,10 @@ uint64_t hr_machine_memory_available(const char **source);
 /* Resident bytes of this process (VmRSS); 0 when it cannot be read. */
 uint64_t hr_machine_resident_bytes(void);
 
+/* This thread, and those that it starts from now on, no longer interrupt others when there is work
+ * for them; they get their share of the cores as before. */
+void hr_machine_work_behind(void);
+
 /* Zeroed, 2 MiB-aligned memory straight from the system, huge pages asked for. NULL when refused.
  * hr_pages_free takes the same size. */
 void *hr_pages_alloc(size_t bytes);

@@ -1,6 +1,7 @@
 /* Calls of the update and session routes. */
 #include "server/update_call.h"
 
+#include "base/machine.h"
 #include "format/json.h"
 #include "server/reply.h"
 #include "server/update_args.h"
@@ -154,6 +155,7 @@ static void work(void *arg) {
     hr_update_call *c = arg;
     hr_error err = {.status = HR_OK};
     hr_json_writer_init(&c->w, &c->members);
+    hr_machine_work_behind(); /* requests that run come first */
     if (c->route->shape != HR_UPDATE_PLAIN)
         hr_json_object_begin(&c->w);
     hr_status status = read_args(c, &err);
