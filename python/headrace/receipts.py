@@ -86,6 +86,13 @@ class Receipt:
     engines: tuple[EngineReceipt, ...]
     json: str = dataclasses.field(repr=False)
 
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"push {self.session_id}: nothing had changed, nothing was sent"
+        version = f", version {self.weight_version}" if self.weight_version else ""
+        return (f"push {self.session_id}: {self.tensors} tensors, {self.bytes / 1e6:.1f} MB{version}, "
+                f"{len(self.engines)} engines, {self.seconds['total'] * 1e3:.0f} ms, XXH3-128 {self.xxh3}")
+
 
 class HeadraceError(RuntimeError):
     """A push that failed, in the words of whoever failed first.

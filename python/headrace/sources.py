@@ -1,7 +1,7 @@
 """What can be pushed, turned into named regions of host memory: PEFT models, dicts of tensors, directories.
 
-A contiguous tensor in host memory is sent from where it lies. Others are copied when their turn comes, and the copy is
-freed as soon as it has left. torch is not imported before a tensor shows up.
+A contiguous tensor in host memory is sent from where it lies. Others are copied, and files are read, when their turn
+comes, and the copy is freed as soon as it has left. torch is not imported before a tensor shows up.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
-import mmap
 import os
 import pathlib
 import sys
@@ -48,40 +47,69 @@ class Adapter:
     peft_adapter: str | None = None
 
 
+class _File:
+    """A safetensors file that stays open, and is noticed when its writer changes it meanwhile."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self._before = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        now = os.fstat(self._file.fileno())
+        return now.st_size, now.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        return self._before[0]
+
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        buffer, done = bytearray(nbytes), 0
+        while done < nbytes:
+            n = os.preadv(self._file.fileno(), [memoryview(buffer)[done:]], offset + done)
+            if n == 0:
+                raise ValueError(f"{self.path}: cut short while it was read; push a directory that nobody writes to")
+            done += n
+        if self._state() != self._before:
+            raise ValueError(f"{self.path}: written to while it was read; push a directory that nobody writes to")
+        return buffer
+
+
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Elements of a file that is mapped into memory."""
+    """Elements of a file. They are read when their turn comes; a mapping would be pulled away under the push by a
+    trainer that saves over it."""
 
-    address: int
+    file: _File
+    offset: int
     dtype: int
     shape: tuple[int, ...]
     nbytes: int
-    owner: Any
+
+    def read(self) -> bytearray:
+        return self.file.read(self.offset, self.nbytes)
 
 
 # ---- directories ----
 
-def _map_safetensors(path: pathlib.Path) -> Iterator[tuple[str, Region]]:
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        if size < 8:
-            raise ValueError(f"{path}: {size} bytes are not a safetensors file")
-        header_size = int.from_bytes(file.read(8), "little")
-        if header_size > size - 8:
-            raise ValueError(f"{path}: the header is said to have {header_size} bytes, the file has {size}")
-        header = json.loads(file.read(header_size))
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    anchor = ctypes.c_char.from_buffer(mapped)
+def _list_safetensors(path: pathlib.Path) -> Iterator[tuple[str, Region]]:
+    file = _File(path)
+    if file.size < 8:
+        raise ValueError(f"{path}: {file.size} bytes are not a safetensors file")
+    header_size = int.from_bytes(file.read(0, 8), "little")
+    if header_size > file.size - 8:
+        raise ValueError(f"{path}: the header is said to have {header_size} bytes, the file has {file.size}")
+    header = json.loads(file.read(8, header_size))
     start = 8 + header_size
     header.pop("__metadata__", None)
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if entry["dtype"] not in _library.SAFETENSORS_DTYPES:
             raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}, which is not known here")
-        if not 0 <= begin <= end <= size - start:
+        if not 0 <= begin <= end <= file.size - start:
             raise ValueError(f"{path}: {name} lies outside the file")
-        yield name, Region(ctypes.addressof(anchor) + start + begin, _library.SAFETENSORS_DTYPES[entry["dtype"]],
-                           tuple(entry["shape"]), end - begin, anchor)
+        yield name, Region(file, start + begin, _library.SAFETENSORS_DTYPES[entry["dtype"]], tuple(entry["shape"]),
+                           end - begin)
 
 
 def _read_directory(path: pathlib.Path, weights: str) -> dict[str, Region]:
@@ -93,7 +121,7 @@ def _read_directory(path: pathlib.Path, weights: str) -> dict[str, Region]:
         files = [single.name]
     else:
         raise FileNotFoundError(f"{path}: neither {single.name} nor {index.name} is there")
-    return {name: region for file in files for name, region in _map_safetensors(path / file)}
+    return {name: region for file in files for name, region in _list_safetensors(path / file)}
 
 
 # ---- models ----
@@ -195,6 +223,10 @@ def adapter_part(name: str, adapter: Adapter | Source) -> Part:
         if config is None:
             raise TypeError(f"the adapter {name!r} is a dict of tensors: it needs config=, a LoraConfig or the fields "
                             "of an adapter_config.json")
+        whole = next((key for key in tensors if ".base_layer." in key), None)
+        if whole is not None:
+            raise ValueError(f"the adapter {name!r}: {whole} is a whole base weight, which is no part of an adapter; "
+                             "take the dict from peft.get_peft_model_state_dict(model)")
     elif _is_module(source):
         model = unwrap(source)
         if not hasattr(model, "peft_config"):
@@ -271,7 +303,9 @@ def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
             yield PackedUnit(start + first, (offset - first) // step, alive)
             first, size, alive = offset, 0, [names, array]
         if isinstance(tensor, Region):
-            address, dtype, shape = tensor.address, tensor.dtype, tensor.shape
+            dtype, shape = tensor.dtype, tensor.shape
+            tensor = (ctypes.c_char * nbytes).from_buffer(tensor.read()) if nbytes else None
+            address = 0 if tensor is None else ctypes.addressof(tensor)
         else:
             torch = torch or _Torch()
             if not (type(tensor) in torch.plain and tensor.is_cpu and tensor.layout is torch.strided

@@ -4,10 +4,10 @@ route that carries adapters; and what it may change when it succeeds: rank, scal
 import base64
 import json
 import os
-import time
 import pickle
 import subprocess
 import threading
+import time
 
 import pytest
 import requests

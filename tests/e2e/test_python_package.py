@@ -154,6 +154,35 @@ def test_the_base_from_a_directory(clean, original, publisher, tiny_dir, tmp_pat
     assert_serves_base(clean, learner)
 
 
+@pytest.mark.parametrize("damage, said", [(lambda file: file.write(b"x"), "written to while it was read"),
+                                          (lambda file: file.truncate(4000), "cut short while it was read")])
+def test_a_directory_that_is_saved_over_is_refused(clean, tiny_dir, tmp_path, damage, said):
+    """Its pages would vanish under a mapping, and with them the trainer."""
+    saved = Learner(tiny_dir).step().save(tmp_path / "saved")
+
+    def meddle(done, total, stage):
+        if stage == "register":
+            with open(saved / "adapter_model.safetensors", "r+b") as file:
+                damage(file)
+
+    with headrace.Publisher(clean.url, timeout=20, progress=meddle) as publisher:
+        with pytest.raises(ValueError, match=said):
+            publisher.push(saved, adapter="torn")
+    assert "torn" not in [card["id"] for card in clean.get("/v1/models").json()["data"]]
+
+
+def test_a_whole_state_dict_is_refused_before_anything_is_sent(publisher, tiny_dir):
+    learner = Learner(tiny_dir)
+    with pytest.raises(ValueError, match="get_peft_model_state_dict"):
+        publisher.push(learner.peft.state_dict(), adapter="whole", config=learner.config())
+
+
+def test_a_receipt_prints_as_one_line(clean, publisher, tiny_dir):
+    receipt = publisher.push(Learner(tiny_dir).peft, adapter="line", version="7")
+    assert str(receipt).count("\n") == 0 and receipt.xxh3 in str(receipt) and "version 7" in str(receipt)
+    assert headrace.callbacks.PublishCallback.__name__ == "PublishCallback"
+
+
 def test_a_slot_gets_a_new_tenant_with_another_config(clean, publisher, tiny_dir):
     for name in ("miles_lora", "__miles_slot_0"):
         publisher.push(Learner(tiny_dir, seed=1).step().peft, adapter=name)
