@@ -149,6 +149,8 @@ typedef struct hr_finish {
     const char *message; /* valid during the callback; "" when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens, cached_tokens, retractions;
     uint64_t adapter_id;          /* of the version that served it; 0 = base */
+    const char *adapter_version;  /* the weight version that its publication named; NULL: none, or
+                                     base; valid during the callback */
     const hr_version_span *spans; /* weight versions over the output tokens, contiguous, from 0 */
     size_t n_spans;
     const char *weight_version;                /* valid during the callback */
@@ -306,6 +308,7 @@ typedef struct hr_adapter_info {
     bool pinned;
     uint32_t rank; /* largest over its modules */
     uint64_t bytes;
+    char weight_version[HR_WEIGHT_VERSION_SIZE]; /* that its publication named; "": none */
 } hr_adapter_info;
 /* Snapshot in load order; *out is freed with free(). */
 hr_status hr_engine_list_adapters(hr_engine *engine, hr_adapter_info **out, size_t *n,

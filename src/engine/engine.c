@@ -505,6 +505,7 @@ hr_status hr_engine_list_adapters(hr_engine *e, hr_adapter_info **out, size_t *n
         infos[i].pinned = entries[i].pinned;
         infos[i].rank = entries[i].rank;
         infos[i].bytes = entries[i].bytes;
+        memcpy(infos[i].weight_version, entries[i].weight_version, sizeof infos[i].weight_version);
     }
     free(entries);
     *out = infos;

@@ -2,12 +2,19 @@
  * between two steps. */
 #include "engine/loop_parts.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The lease and the rid are back before the caller hears of it, so what he does next finds them
  * free. */
 void hr_loop_end_request(void *self, hr_request *r, const hr_finish *finish) {
     hr_loop *loop = self;
+    hr_finish told = *finish;
+    char adapter_version[HR_WEIGHT_VERSION_SIZE];
+    if (told.adapter_version != NULL) { /* its text goes with the lease */
+        snprintf(adapter_version, sizeof adapter_version, "%s", told.adapter_version);
+        told.adapter_version = adapter_version;
+    }
     hr_adapter_store_release(loop->c.store, &r->lease);
     pthread_mutex_lock(&loop->lock);
     hr_loop_rid_remove(loop, r);
@@ -16,7 +23,7 @@ void hr_loop_end_request(void *self, hr_request *r, const hr_finish *finish) {
     loop->scheduled = hr_scheduler_stats_of(loop->scheduler);
     pthread_mutex_unlock(&loop->lock);
 
-    r->on_finish(r->ctx, finish);
+    r->on_finish(r->ctx, &told);
     hr_request_destroy(r, &loop->c.scheduler.alloc);
 
     pthread_mutex_lock(&loop->lock);

@@ -22,6 +22,7 @@ void hr_schedule_end(hr_scheduler *s, hr_request *r, hr_finish f) {
     f.cached_tokens = r->cached_tokens;
     f.retractions = r->retractions;
     f.adapter_id = r->adapter_id;
+    f.adapter_version = hr_adapter_lease_weight_version(&r->lease);
     report_versions(s, r, &f);
     f.queue_ns = (r->admit_ns != 0 ? r->admit_ns : now) - r->submit_ns;
     f.first_token_ns = r->first_token_ns != 0 ? r->first_token_ns - r->submit_ns : 0;

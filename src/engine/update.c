@@ -349,6 +349,7 @@ static void list_items(hr_update *u, const hr_publication *publication,
                                             .reservation = reservation_of(u, adapter->name),
                                             .payload = hr_update_payload(built->lora),
                                             .path = built->has_path ? built->path : NULL,
+                                            .weight_version = publication->weight_version,
                                             .pinned = built->pinned};
         memcpy(items[i].payload.contents, built->contents, sizeof built->contents);
     }

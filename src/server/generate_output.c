@@ -247,8 +247,11 @@ void hr_generate_output_finish(hr_generate_output *out, const hr_finish *finish)
              finish->message != NULL ? finish->message : "");
     snprintf(out->weight_version, sizeof out->weight_version, "%s",
              finish->weight_version != NULL ? finish->weight_version : "");
+    snprintf(out->adapter_version, sizeof out->adapter_version, "%s",
+             finish->adapter_version != NULL ? finish->adapter_version : "");
     out->finish.message = out->message;
     out->finish.weight_version = out->weight_version;
+    out->finish.adapter_version = finish->adapter_version != NULL ? out->adapter_version : NULL;
     take_spans(out, finish);
     if (out->tokenizer != NULL && !out->failed)
         end_text(out);
@@ -289,6 +292,8 @@ bool hr_generate_output_copy(hr_generate_output *copy, const hr_generate_output 
     copy->stop = NULL;
     copy->finish.message = copy->message;
     copy->finish.weight_version = copy->weight_version;
+    if (copy->finish.adapter_version != NULL)
+        copy->finish.adapter_version = copy->adapter_version;
     copy->prompt = prompt;
     copy->tokens = tokens;
     copy->text = text;

@@ -62,8 +62,9 @@ typedef struct hr_generate_output {
     hr_output_mark before; /* of a copy: what it leaves out */
 
     bool finished;
-    hr_finish finish; /* message and weight_version point into the buffers below; no spans */
+    hr_finish finish; /* texts point into the buffers below; no spans */
     char message[256], weight_version[HR_WEIGHT_VERSION_SIZE];
+    char adapter_version[HR_WEIGHT_VERSION_SIZE];
     hr_output_span *spans; /* contiguous from 0 to all tokens; a copy borrows them */
     size_t n_spans;
 } hr_generate_output;

@@ -155,6 +155,10 @@ static void write_adapter(const hr_generate_output *out, hr_json_writer *w) {
         hr_json_put_u64(w, "lora_id", out->finish.adapter_id);
     else
         hr_json_put_null(w, "lora_id");
+    if (out->finished && out->finish.adapter_version != NULL)
+        hr_json_put_string(w, "lora_version", out->finish.adapter_version);
+    else
+        hr_json_put_null(w, "lora_version");
 }
 
 static void write_meta(writing *x, const hr_reply_options *options) {

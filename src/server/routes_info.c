@@ -7,26 +7,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* lora_id 0: the base. */
-static void write_card(hr_json_writer *w, const hr_server *server, const char *id, const char *root,
-                       const char *parent, uint32_t max_len, uint64_t lora_id) {
+static void put_lora_version(hr_json_writer *w, const hr_adapter_info *adapter) {
+    if (adapter->weight_version[0] != '\0')
+        hr_json_put_string(w, "lora_version", adapter->weight_version);
+    else
+        hr_json_put_null(w, "lora_version");
+}
+
+/* adapter NULL: the base. */
+static void write_card(hr_json_writer *w, const hr_server *server, const hr_adapter_info *adapter) {
+    const char *served = server->options.served_model_name;
+    const char *id = adapter != NULL ? adapter->name : served;
+    const char *root = adapter != NULL ? adapter->path : served;
     hr_json_object_begin(w);
     hr_json_put_string(w, "id", id);
     hr_json_put_string(w, "object", "model");
     hr_json_put_i64(w, "created", server->started);
     hr_json_put_string(w, "owned_by", "sglang");
     hr_json_put_string(w, "root", root);
-    if (parent != NULL)
-        hr_json_put_string(w, "parent", parent);
-    else
-        hr_json_put_null(w, "parent");
-    if (max_len != 0)
-        hr_json_put_u64(w, "max_model_len", max_len);
-    else
+    if (adapter != NULL) {
+        hr_json_put_string(w, "parent", served);
         hr_json_put_null(w, "max_model_len");
-    if (lora_id != 0) {
-        hr_json_put_u64(w, "lora_id", lora_id);
+        hr_json_put_u64(w, "lora_id", adapter->id);
+        put_lora_version(w, adapter);
     } else {
+        hr_json_put_null(w, "parent");
+        hr_json_put_u64(w, "max_model_len",
+                        hr_engine_info_of(server->options.engine)->context_length);
         char version[HR_WEIGHT_VERSION_SIZE];
         hr_engine_weight_version(server->options.engine, version, sizeof version);
         hr_json_put_string(w, "weight_version", version);
@@ -43,7 +50,6 @@ void hr_route_models(hr_exchange *exchange, void *app) {
         hr_reply_failure(exchange, &err);
         return;
     }
-    const char *served = server->options.served_model_name;
     hr_buf body = {0};
     hr_json_writer w;
     hr_json_writer_init(&w, &body);
@@ -51,10 +57,9 @@ void hr_route_models(hr_exchange *exchange, void *app) {
     hr_json_put_string(&w, "object", "list");
     hr_json_key(&w, "data");
     hr_json_array_begin(&w);
-    write_card(&w, server, served, served, NULL,
-               hr_engine_info_of(server->options.engine)->context_length, 0);
+    write_card(&w, server, NULL);
     for (size_t i = 0; i < n; i++)
-        write_card(&w, server, adapters[i].name, adapters[i].path, served, 0, adapters[i].id);
+        write_card(&w, server, &adapters[i]);
     hr_json_array_end(&w);
     hr_json_object_end(&w);
     free(adapters);
@@ -79,12 +84,10 @@ void hr_route_model(hr_exchange *exchange, void *app) {
     hr_json_writer w;
     hr_json_writer_init(&w, &body);
     if (strcmp(id, served) == 0) {
-        write_card(&w, server, served, served, NULL,
-                   hr_engine_info_of(server->options.engine)->context_length, 0);
+        write_card(&w, server, NULL);
         hr_exchange_reply(exchange, 200, &body);
     } else if (found < n) {
-        write_card(&w, server, adapters[found].name, adapters[found].path, served, 0,
-                   adapters[found].id);
+        write_card(&w, server, &adapters[found]);
         hr_exchange_reply(exchange, 200, &body);
     } else {
         hr_reply_model_not_found(exchange, id);
@@ -156,6 +159,7 @@ static void write_adapters(hr_engine *engine, hr_json_writer *w) {
         hr_json_object_begin(w);
         hr_json_put_string(w, "lora_name", adapters[i].name);
         hr_json_put_u64(w, "lora_id", adapters[i].id);
+        put_lora_version(w, &adapters[i]);
         hr_json_put_string(w, "lora_path", adapters[i].path);
         hr_json_put_bool(w, "pinned", adapters[i].pinned);
         hr_json_put_u64(w, "rank", adapters[i].rank);

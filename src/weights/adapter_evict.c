@@ -64,6 +64,7 @@ static void remember_evicted(hr_adapter_store *store, hr_adapter_version *versio
     hr_evicted_name *e = version->memory, **link = &store->evicted;
     e->line = version->line;
     memcpy(e->contents, version->payload.contents, sizeof e->contents);
+    memcpy(e->weight_version, version->weight_version, sizeof e->weight_version);
     version->memory = NULL;
     while (*link != NULL)
         link = &(*link)->next;

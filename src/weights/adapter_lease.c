@@ -90,3 +90,8 @@ void *hr_adapter_lease_data(const hr_adapter_lease *lease) {
 const char *hr_adapter_lease_name(const hr_adapter_lease *lease) {
     return lease->version != NULL ? lease->version->name : NULL;
 }
+
+const char *hr_adapter_lease_weight_version(const hr_adapter_lease *lease) {
+    const hr_adapter_version *version = lease->version;
+    return version != NULL && version->weight_version[0] != '\0' ? version->weight_version : NULL;
+}

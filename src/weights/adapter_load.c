@@ -224,6 +224,8 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
         } else {
             reservation->recalled = true;
             memcpy(reservation->contents, evicted->contents, sizeof reservation->contents);
+            memcpy(reservation->version->weight_version, evicted->weight_version,
+                   sizeof evicted->weight_version);
             link_reservation(store, reservation);
             memcpy(path, evicted->path, strlen(evicted->path) + 1);
         }

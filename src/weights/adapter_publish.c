@@ -1,6 +1,7 @@
 /* Publication: names come to stand for versions, one, or all of a session at once. */
 #include "weights/adapter_store_parts.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Inside the lock; the version takes the place of the one that has its name, or goes to the end of
@@ -79,6 +80,9 @@ hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publicati
             return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to publish LoRA adapter '%s'",
                            item->name);
         }
+        if (item->weight_version != NULL)
+            snprintf(item->version->weight_version, sizeof item->version->weight_version, "%s",
+                     item->weight_version);
     }
     return HR_OK;
 }

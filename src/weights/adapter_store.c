@@ -72,6 +72,7 @@ hr_status hr_adapter_store_list(hr_adapter_store *store, hr_adapter_entry **out,
             e->rank = v->payload.rank;
             e->bytes = v->payload.bytes;
             e->leases = v->leases;
+            memcpy(e->weight_version, v->weight_version, sizeof e->weight_version);
         }
     }
     pthread_mutex_unlock(&store->lock);

@@ -95,6 +95,7 @@ typedef struct hr_adapter_publication {
     hr_adapter_reservation *reservation; /* of a new name; NULL: the name may be published */
     hr_adapter_payload payload;
     const char *path; /* NULL: cannot be recalled after eviction, so it is never evicted */
+    const char *weight_version; /* that the publication named, under 257 bytes; NULL: none */
     bool pinned;
     uint64_t id;                        /* filled: the fresh id */
     struct hr_adapter_version *version; /* private: made by prepare */
@@ -166,6 +167,9 @@ hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *nam
 uint64_t hr_adapter_lease_id(const hr_adapter_lease *lease);
 void *hr_adapter_lease_data(const hr_adapter_lease *lease);
 const char *hr_adapter_lease_name(const hr_adapter_lease *lease);
+/* The weight version that the publication of this adapter version named; NULL when it named none,
+ * or for a zero lease. Valid while the lease is held. */
+const char *hr_adapter_lease_weight_version(const hr_adapter_lease *lease);
 
 /* ---- looking ---- */
 
@@ -177,6 +181,7 @@ typedef struct hr_adapter_entry {
     uint32_t rank;
     uint64_t bytes;
     uint64_t leases;
+    char weight_version[HR_WEIGHT_VERSION_SIZE]; /* "": its publication named none */
 } hr_adapter_entry;
 
 /* Published names in load order; *out (NULL when there are none) is freed with free(). */

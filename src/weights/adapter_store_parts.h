@@ -16,10 +16,11 @@
  * needs no memory. */
 typedef struct hr_evicted_name {
     struct hr_evicted_name *next;
-    const char *path;               /* into text */
-    uint64_t line;                  /* of the version that gave way */
-    uint8_t contents[HR_XXH3_SIZE]; /* the same */
-    char name[];                    /* the name, then the path */
+    const char *path;                            /* into text */
+    uint64_t line;                               /* of the version that gave way */
+    uint8_t contents[HR_XXH3_SIZE];              /* the same */
+    char weight_version[HR_WEIGHT_VERSION_SIZE]; /* the same: what is recalled is the same */
+    char name[];                                 /* the name, then the path */
 } hr_evicted_name;
 
 struct hr_adapter_version {
@@ -32,6 +33,7 @@ struct hr_adapter_version {
     bool pinned, published;
     bool awaited;            /* recalled, and the request it was recalled for has no lease yet */
     hr_evicted_name *memory; /* NULL once it is in the catalogue, and without a path */
+    char weight_version[HR_WEIGHT_VERSION_SIZE]; /* that its publication named, or "" */
     hr_adapter_payload payload;
 };
 

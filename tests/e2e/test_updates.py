@@ -818,6 +818,26 @@ def test_the_state_of_the_weights_stands_in_every_info(engine, adapter):
     assert info["base_mode"] in ("shadow", "in_place")
 
 
+def test_a_reply_names_the_version_that_its_adapter_was_published_under(engine, adapter):
+    """The engine has one weight version, of the last update of anything; each adapter has its own."""
+    register(engine, "a", adapter)
+    register(engine, "b", adapter)
+    send(engine, adapter.named("a"), weight_version="a-1")
+    send(engine, adapter.named("b"), weight_version="b-1")
+    load(engine, "c", adapter)
+    body = {"input_ids": [PROMPT] * 4, "sampling_params": {"max_new_tokens": 2}, "lora_path": ["a", "b", "c", None]}
+    replies = [item["meta_info"] for item in engine.generate(**body)]
+    assert [meta["lora_version"] for meta in replies] == ["a-1", "b-1", None, None]
+    assert {meta["weight_version"] for meta in replies} == {"b-1"}
+    stream = engine.post("/generate", body | {"input_ids": PROMPT, "lora_path": "a", "stream": True}).text
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    assert [event["meta_info"]["lora_version"] for event in events] == [None] * (len(events) - 1) + ["a-1"]
+    versions = {"a": "a-1", "b": "b-1", "c": None}
+    assert {a["lora_name"]: a["lora_version"] for a in engine.get("/server_info").json()["adapters"]} == versions
+    cards = engine.get("/v1/models").json()["data"][1:]
+    assert {card["id"]: card["lora_version"] for card in cards} == versions
+
+
 def test_cards_of_models_tell_which_weights_they_are(engine, adapter):
     load(engine, "a", adapter)
     base, card = engine.get("/v1/models").json()["data"]

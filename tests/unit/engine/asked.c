@@ -42,6 +42,9 @@ static void on_finish(void *ctx, const hr_finish *finish) {
     }
     snprintf(a->weight_version, sizeof a->weight_version, "%s", finish->weight_version);
     a->finish.weight_version = a->weight_version;
+    snprintf(a->adapter_version, sizeof a->adapter_version, "%s",
+             finish->adapter_version != NULL ? finish->adapter_version : "");
+    a->finish.adapter_version = NULL;
     a->finish.message = "";
     a->is_ended = true;
     pthread_cond_signal(&a->ended);

@@ -16,6 +16,7 @@ typedef struct asked {
     hr_finish finish; /* without its pointers */
     hr_version_span spans[MAX_SPANS];
     char versions[MAX_SPANS][32], weight_version[32];
+    char adapter_version[32]; /* "": none */
     pthread_mutex_t lock;
     pthread_cond_t ended;
     bool is_ended;

@@ -246,6 +246,8 @@ static void an_upsert_leaves_running_requests_alone(void **state) {
     assert_int_equal(running.finish.n_spans, 1);
     assert_int_equal(next.finish.cached_tokens, 0);
     assert_string_equal(next.weight_version, "two");
+    assert_string_equal(running.adapter_version, "one");
+    assert_string_equal(next.adapter_version, "two");
     assert_false(same(&one, &next));
     assert_true(running.finish.adapter_id < next.finish.adapter_id);
 
@@ -255,6 +257,8 @@ static void an_upsert_leaves_running_requests_alone(void **state) {
     run(fresh, &two, 0, "y");
     assert_true(same(&two, &next));
     assert_version(fresh, "default");
+    assert_string_equal(two.weight_version, "default");
+    assert_string_equal(two.adapter_version, ""); /* its publication named none */
     close_engine(fresh);
     close_engine(engine);
 }

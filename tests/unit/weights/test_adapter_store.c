@@ -541,6 +541,37 @@ static void a_lease_of_an_evicted_name_stays_current(void **state) {
     hr_adapter_store_destroy(store);
 }
 
+/* What comes back is what gave way, byte for byte: so is the version it was published under. */
+static void the_version_of_a_publication_stays_with_what_it_published(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[4] = {{0}};
+    hr_adapter_publication a = item(store, "a", "/a", &p[0]);
+    a.weight_version = "step-3";
+    publish_all(store, &a, 1);
+    hr_adapter_lease lease = acquire(store, "a"), none = {0};
+    load(store, "b", false, &p[1]);
+    assert_string_equal(hr_adapter_lease_weight_version(&lease), "step-3");
+    assert_null(hr_adapter_lease_weight_version(&none));
+    hr_adapter_store_release(store, &lease);
+    lease = acquire(store, "b");
+    assert_null(hr_adapter_lease_weight_version(&lease)); /* from a path: no version was named */
+    hr_adapter_store_release(store, &lease);
+    recall(store, "a", &p[2]);
+    hr_adapter_entry *list = NULL;
+    size_t n = 0;
+    assert_int_equal(hr_adapter_store_list(store, &list, &n, NULL), HR_OK);
+    assert_int_equal(n, 1);
+    assert_string_equal(list[0].weight_version, "step-3");
+    free(list);
+    assert_int_equal(hr_adapter_store_unload(store, "a", NULL), HR_OK);
+    load(store, "a", false, &p[3]);
+    lease = acquire(store, "a");
+    assert_null(hr_adapter_lease_weight_version(&lease)); /* another adapter of that name */
+    hr_adapter_store_release(store, &lease);
+    hr_adapter_store_destroy(store);
+}
+
 static void a_stream_that_overtakes_a_recall_wins(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(2, 8);
@@ -746,6 +777,7 @@ int main(void) {
         cmocka_unit_test(what_came_by_stream_never_gives_way),
         cmocka_unit_test(an_upsert_pins_no_more_than_a_load_may),
         cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
+        cmocka_unit_test(the_version_of_a_publication_stays_with_what_it_published),
         cmocka_unit_test(a_stream_that_overtakes_a_recall_wins),
         cmocka_unit_test(with_a_sweeper_nothing_is_freed_where_it_dies),
         cmocka_unit_test(checking_a_name_is_no_use_of_it),
