@@ -28,6 +28,16 @@ static void tell(const hr_model *model, const char *path, const char *part, uint
     fn(ctx, name, hr_compute_dtype(model->info.compute), shape, 2, digest);
 }
 
+/* What the product of the two is multiplied by: alpha and rank are no tensors of a file. */
+static void tell_scaling(const char *path, float scale, digest_fn fn, void *ctx) {
+    char name[HR_WEIGHT_NAME_SIZE];
+    uint64_t no_shape[1] = {0};
+    uint8_t digest[HR_XXH3_SIZE];
+    snprintf(name, sizeof name, "%s.scaling", path);
+    hr_xxh3(&scale, sizeof scale, digest);
+    fn(ctx, name, HR_DTYPE_F32, no_shape, 0, digest);
+}
+
 /* elements: room for the larger of the two. */
 static void digest_pair(const hr_model *model, const hr_lora_module *pair,
                         const hr_module_name *module, char *elements, digest_fn fn, void *ctx) {
@@ -42,6 +52,7 @@ static void digest_pair(const hr_model *model, const hr_lora_module *pair,
     hr_unpack_lora_b(compute, pair->b, module->out, pair->rank, elements);
     tell(model, module->path, table ? "lora_embedding_B" : "lora_B.weight", module->out, pair->rank,
          elements, fn, ctx);
+    tell_scaling(module->path, pair->scale, fn, ctx);
 }
 
 hr_status hr_lora_digests(const hr_model *model, const hr_lora *lora, digest_fn fn, void *ctx,

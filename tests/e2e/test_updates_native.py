@@ -236,7 +236,14 @@ def test_digests_are_those_of_the_bytes(engine, base, config, tensors):
     assert digests(engine) == {name: xxh3(tensor) for name, tensor in base.items()}
     image(engine, tensors, lora_name="mine", config=config)
     expected = {name.removeprefix("base_model.model."): xxh3(tensor) for name, tensor in tensors.items()}
-    assert digests(engine, lora_name="mine") == expected
+    scalings = {name.replace("lora_A.weight", "scaling"): xxh3(torch.tensor(config["lora_alpha"] / config["r"]))
+                for name in expected if name.endswith("lora_A.weight")}
+    assert len(scalings) == len(expected) // 2 and digests(engine, lora_name="mine") == expected | scalings
+    image(engine, tensors, lora_name="other", config=config | {"lora_alpha": 3 * config["lora_alpha"]})
+    differing = dict(digests(engine, lora_name="mine").items() - digests(engine, lora_name="other").items())
+    assert differing == scalings  # two adapters that differ in lora_alpha alone
+    whole = call_digest(engine, lora_name="mine").json()["tensors"]
+    assert all(whole[name]["dtype"] == "F32" and whole[name]["shape"] == [] for name in scalings)
     assert call_digest(engine, lora_name="ghost").status_code == 400
     assert call_digest(engine, typo="x").status_code == 400
 

@@ -1,5 +1,5 @@
 """Digests of a model's weights and of its adapters are those that torch and xxHash give for the tensors, converted to
-the compute dtype; after an update they are those of the new checkpoint.
+the compute dtype, and the scalings of adapters those that PEFT has; after an update they are those of the new checkpoint.
 
 Runs tests/unit/model/weights_tool.
 """
@@ -12,7 +12,10 @@ import subprocess
 
 import pytest
 import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tools import make_tiny_adapters, make_tiny_models
 
@@ -74,10 +77,18 @@ def test_an_update_holds_what_was_sent(tmp_path, name, sent):
     assert run("bfloat16", model, "update", tmp_path) == expected(trained, "bfloat16")
 
 
+def scalings_of(model, directory):
+    """As PEFT multiplies with them."""
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), directory)
+    return {f"{name.removeprefix('base_model.model.')}.scaling": torch.tensor(module.scaling["default"], dtype=torch.float32)
+            for name, module in loaded.named_modules() if isinstance(module, LoraLayer) and "default" in module.scaling}
+
+
 @pytest.mark.parametrize("dtype", COMPUTE)
 def test_adapters_are_digested_by_the_names_of_their_files(dtype):
     model = make_tiny_models.write("qwen3-gqa")
     for directory in make_tiny_adapters.write_all(model, ["patterns", "rslora-r64", "embed-head-r16"]).values():
         tensors = load_file(directory / "adapter_model.safetensors")
         pairs = {key.removeprefix("base_model.model."): t for key, t in tensors.items() if ".lora_" in key}
-        assert run(dtype, model, "adapter", directory) == expected(pairs, dtype)
+        scalings = {name: ("F32", "[]", digest(factor)) for name, factor in scalings_of(model, directory).items()}
+        assert run(dtype, model, "adapter", directory) == expected(pairs, dtype) | scalings

@@ -185,13 +185,23 @@ static void several_threads_pack_the_bytes_of_one(void **state) {
 typedef struct digest_check {
     const adapter *of;
     hr_dtype dtype;
-    size_t n;
+    size_t n, n_scalings;
 } digest_check;
 
 static void check_digest(void *ctx, const char *name, hr_dtype dtype, const uint64_t *shape,
                          uint32_t ndim, const uint8_t xxh3[16]) {
     digest_check *check = ctx;
     size_t i = 0;
+    if (strstr(name, ".scaling") != NULL) {
+        const float scaling = 10.0f / (strstr(name, "down_proj") != NULL ? DOWN_RANK : RANK);
+        uint8_t of_scaling[16];
+        hr_xxh3(&scaling, sizeof scaling, of_scaling);
+        assert_int_equal(dtype, HR_DTYPE_F32);
+        assert_int_equal(ndim, 0);
+        assert_memory_equal(xxh3, of_scaling, sizeof of_scaling);
+        check->n_scalings++;
+        return;
+    }
     while (i < check->of->n && strcmp(check->of->names[i] + strlen("base_model.model."), name) != 0)
         i++;
     assert_true(i < check->of->n);
@@ -217,9 +227,10 @@ static void digests_are_those_of_the_converted_tensors(void **state) {
         adapter from;
         make_adapter(&from);
         hr_lora *lora = create(model, &from);
-        digest_check check = {&from, f32 ? HR_DTYPE_F32 : HR_DTYPE_BF16, 0};
+        digest_check check = {&from, f32 ? HR_DTYPE_F32 : HR_DTYPE_BF16, 0, 0};
         assert_int_equal(hr_lora_digests(model, lora, check_digest, &check, NULL), HR_OK);
         assert_int_equal(check.n, from.n);
+        assert_int_equal(check.n_scalings, from.n / 2);
         free_adapter(&from);
         hr_lora_destroy(lora);
         hr_model_destroy(model);
