@@ -71,7 +71,8 @@ static void finish(hr_generate_output *out, hr_finish_type type) {
                    .prompt_tokens = 2,
                    .completion_tokens = (uint32_t)out->tokens.n,
                    .weight_version = "v1",
-                   .adapter_id = out->item->lora_name != NULL ? 7 : 0};
+                   .adapter_id = out->item->lora_name != NULL ? 7 : 0,
+                   .adapter_version = out->item->lora_name != NULL ? "step-3" : NULL};
     hr_generate_output_finish(out, &f);
 }
 
@@ -298,7 +299,7 @@ static void an_answer_has_sglangs_shape(void **state) {
         "\"input_token_ids_logprobs\":[null,[[-1.5,1,\"b\"]]],"
         "\"output_token_ids_logprobs\":[[[-1.5,1,\"b\"]]],"
         "\"completion_tokens\":1,\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\","
-        "\"lora_name\":\"ad\",\"lora_id\":null},\"index\":3}");
+        "\"lora_name\":\"ad\",\"lora_id\":null,\"lora_version\":null},\"index\":3}");
 
     item.return_logprob = false;
     finish(&out, HR_FINISH_LENGTH);
@@ -310,7 +311,7 @@ static void an_answer_has_sglangs_shape(void **state) {
         "\"completion_tokens\":1,"
         "\"cached_tokens\":0,\"reasoning_tokens\":0,\"lora_path\":\"ad\",\"lora_name\":\"ad\","
         "\"lora_id\":"
-        "7,\"weight_versions\":[{"
+        "7,\"lora_version\":\"step-3\",\"weight_versions\":[{"
         "\"version\":\"v1\",\"start\":0,"
         "\"end\":1}],\"e2e_latency\":0.0}}";
     assert_reply(&out, &options, wanted);
