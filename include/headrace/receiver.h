@@ -66,6 +66,8 @@ typedef struct hr_publication {
     uint64_t timeout_ms; /* for running requests to end, where the sink must wait for them */
 } hr_publication;
 
+struct hr_receipt;
+
 typedef struct hr_receiver_sink {
     void *self;
 
@@ -94,6 +96,10 @@ typedef struct hr_receiver_sink {
     void (*base_abandon)(void *self);
 
     hr_status (*publish)(void *self, hr_publication *publication, hr_error *err);
+
+    /* What became of a session, once it is over; for a log. NULL: nobody is told. */
+    void (*published)(void *self, const struct hr_receipt *receipt);
+    void (*rolled_back)(void *self, const char *session_id, const hr_error *cause);
 } hr_receiver_sink;
 
 /* ---- life ---- */

@@ -364,8 +364,8 @@ static hr_status check_lora_enabled(const hr_engine *e, hr_error *err) {
 }
 
 /* Reads the adapter of a reservation and publishes it; a failure gives the reservation back. */
-static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation, const char *path,
-                               hr_error *err) {
+static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation, const char *name,
+                               const char *path, hr_error *err) {
     hr_lora *lora = NULL;
     hr_status status = hr_lora_load(e->model, path, &lora, err);
     if (status == HR_OK)
@@ -385,8 +385,12 @@ static hr_status load_reserved(hr_engine *e, hr_adapter_reservation *reservation
                        "again, or send its tensors",
                        path);
     }
-    if (hr_adapter_store_publish(e->store, reservation, &payload) == 0)
+    uint32_t rank = hr_lora_max_rank(lora);
+    uint64_t id = hr_adapter_store_publish(e->store, reservation, &payload);
+    if (id == 0)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN, "it was unloaded while it was being loaded");
+    hr_log(HR_LOG_INFO, "loaded adapter %s from %s (id %llu, rank %u, %llu bytes)", name, path,
+           (unsigned long long)id, rank, (unsigned long long)payload.bytes);
     return HR_OK;
 }
 
@@ -395,7 +399,7 @@ hr_status hr_engine_load_adapter(hr_engine *e, const char *name, const char *pat
     HR_TRY(check_lora_enabled(e, err));
     hr_adapter_reservation *reservation = NULL;
     HR_TRY(hr_adapter_store_reserve(e->store, name, path, pinned, &reservation, err));
-    hr_status status = load_reserved(e, reservation, path, err);
+    hr_status status = load_reserved(e, reservation, name, path, err);
     return status == HR_OK ? HR_OK : hr_fail_context(err, status, "LoRA adapter '%s'", name);
 }
 
@@ -410,7 +414,7 @@ hr_status hr_engine_ensure_adapter(hr_engine *e, const char *name, hr_error *err
     HR_TRY(hr_adapter_store_recall(e->store, name, path, &reservation, err));
     if (reservation == NULL)
         return HR_OK;
-    hr_status status = load_reserved(e, reservation, path, err);
+    hr_status status = load_reserved(e, reservation, name, path, err);
     return status == HR_OK
                ? HR_OK
                : hr_fail_context(err, status, "Failed to implicitly load LoRA adapter %s", name);
@@ -423,7 +427,11 @@ hr_status hr_engine_unload_adapter(hr_engine *e, const char *name, hr_error *err
         HR_TRY(hr_receiver_unregister(e->receiver, name, err));
     hr_status status = hr_adapter_store_unload(e->store, name, err);
     hr_loop_renew_waiting(e->loop);
-    return registered && status == HR_ERR_ADAPTER_UNKNOWN ? HR_OK : status;
+    if (registered && status == HR_ERR_ADAPTER_UNKNOWN)
+        status = HR_OK;
+    if (status == HR_OK)
+        hr_log(HR_LOG_INFO, "unloaded adapter %s", name);
+    return status;
 }
 
 /* ---- updates from a trainer ---- */

@@ -2,6 +2,7 @@
 #include "engine/update.h"
 
 #include "base/log.h"
+#include "engine/update_log.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -422,5 +423,7 @@ hr_receiver_sink hr_update_sink(hr_update *update) {
                               .base_write = base_write,
                               .base_seal = base_seal,
                               .base_abandon = base_abandon,
-                              .publish = publish};
+                              .publish = publish,
+                              .published = hr_update_log_published,
+                              .rolled_back = hr_update_log_rolled_back};
 }

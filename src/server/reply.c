@@ -1,6 +1,7 @@
 /* Error answers. */
 #include "server/reply.h"
 
+#include "base/log.h"
 #include "format/json_writer.h"
 
 #include <stdio.h>
@@ -101,4 +102,9 @@ void hr_reply_model_not_found(hr_exchange *exchange, const char *model) {
     hr_json_object_end(&w);
     hr_json_object_end(&w);
     hr_exchange_reply(exchange, 404, &body);
+}
+
+void hr_log_refusal(const hr_exchange *exchange, const hr_error *err) {
+    hr_log(HR_LOG_WARN, "refused %s (%s): %.400s", hr_exchange_path(exchange),
+           hr_status_name(err->status), err->message);
 }

@@ -21,4 +21,7 @@ void hr_reply_openai_failure(hr_exchange *exchange, const hr_error *err);
 /* 404 for a model that is not served. */
 void hr_reply_model_not_found(hr_exchange *exchange, const char *model);
 
+/* A line in the log, of a call that was to change something: which route, and why not. */
+void hr_log_refusal(const hr_exchange *exchange, const hr_error *err);
+
 #endif

@@ -1,4 +1,5 @@
 /* Steering the engine: /pause_generation, /continue_generation, /flush_cache, /abort_request. */
+#include "base/log.h"
 #include "format/json.h"
 #include "format/json_writer.h"
 #include "server/call.h"
@@ -26,29 +27,30 @@ static void reply_ok(hr_exchange *exchange, const char *message) {
     hr_exchange_reply(exchange, 200, &body);
 }
 
+static const char *const mode_names[] = {
+    [HR_PAUSE_ABORT] = "abort", [HR_PAUSE_RETRACT] = "retract", [HR_PAUSE_IN_PLACE] = "in_place"};
+
 static void run_pause(hr_call *c) {
     c->status = hr_engine_pause(c->server->options.engine, c->mode, PAUSE_TIMEOUT_MS, &c->err);
 }
 
 static void answer_pause(hr_exchange *exchange, hr_call *c) {
-    if (c->status == HR_OK)
+    if (c->status == HR_OK) {
+        hr_log(HR_LOG_INFO, "generation is paused (%s)", mode_names[c->mode]);
         reply_ok(exchange, "Generation paused successfully.");
-    else
+    } else {
+        hr_log_refusal(exchange, &c->err);
         hr_reply_failure(exchange, &c->err);
+    }
 }
 
 static hr_status read_mode(const cJSON *body, hr_pause_mode *mode, hr_error *err) {
-    static const struct {
-        const char *name;
-        hr_pause_mode mode;
-    } modes[] = {
-        {"abort", HR_PAUSE_ABORT}, {"retract", HR_PAUSE_RETRACT}, {"in_place", HR_PAUSE_IN_PLACE}};
     const char *name = "abort";
     HR_TRY(hr_json_opt_string(body, "mode", &name, err));
-    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
-        if (strcmp(modes[i].name, name) != 0)
+    for (size_t i = 0; i < sizeof mode_names / sizeof mode_names[0]; i++) {
+        if (strcmp(mode_names[i], name) != 0)
             continue;
-        *mode = modes[i].mode;
+        *mode = (hr_pause_mode)i;
         return HR_OK;
     }
     return hr_fail(err, HR_ERR_INVALID,
@@ -81,6 +83,7 @@ void hr_route_continue(hr_exchange *exchange, void *app) {
         return;
     hr_call_free(c);
     hr_engine_continue(server->options.engine);
+    hr_log(HR_LOG_INFO, "generation continues");
     reply_ok(exchange, "Generation continued successfully.");
 }
 

@@ -8,6 +8,8 @@
 
 /* {"success", "error_message", "loaded_adapters": {name: path}} */
 static void answer(hr_exchange *exchange, hr_call *c) {
+    if (c->status != HR_OK)
+        hr_log_refusal(exchange, &c->err);
     hr_adapter_info *adapters = NULL;
     size_t n = 0;
     hr_status status = hr_engine_list_adapters(c->server->options.engine, &adapters, &n, NULL);

@@ -1,5 +1,6 @@
 /* /release_memory_occupation and /resume_memory_occupation: memory for whoever else needs it while
  * the engine stands still. */
+#include "base/log.h"
 #include "format/json.h"
 #include "server/update_call.h"
 
@@ -31,11 +32,19 @@ static hr_status read_tags(const cJSON *args, unsigned *kinds, hr_error *err) {
     return HR_OK;
 }
 
+static const char *kinds_text(unsigned kinds) {
+    return kinds == HR_MEMORY_WEIGHTS    ? "weights"
+           : kinds == HR_MEMORY_KV_CACHE ? "KV cache"
+                                         : "weights and KV cache";
+}
+
 static hr_status run_release(hr_update_call *c, hr_error *err) {
     unsigned kinds = 0;
     HR_TRY(read_tags(c->args, &kinds, err));
-    if (kinds != 0)
+    if (kinds != 0) {
         HR_TRY(hr_engine_release_memory(c->server->options.engine, kinds, err));
+        hr_log(HR_LOG_INFO, "memory is given back: %s", kinds_text(kinds));
+    }
     hr_json_write_null(&c->w);
     return HR_OK;
 }
@@ -43,8 +52,10 @@ static hr_status run_release(hr_update_call *c, hr_error *err) {
 static hr_status run_resume(hr_update_call *c, hr_error *err) {
     unsigned kinds = 0;
     HR_TRY(read_tags(c->args, &kinds, err));
-    if (kinds != 0)
+    if (kinds != 0) {
         HR_TRY(hr_engine_resume_memory(c->server->options.engine, kinds, err));
+        hr_log(HR_LOG_INFO, "memory is taken again: %s", kinds_text(kinds));
+    }
     hr_json_write_null(&c->w);
     return HR_OK;
 }

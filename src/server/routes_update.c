@@ -1,5 +1,6 @@
 /* Weights coming in: by SGLang's pickles, as safetensors images, from a directory; and the version
  * alone. A bucket that comes while no session is open is a session of its own. */
+#include "base/log.h"
 #include "format/json.h"
 #include "server/update_args.h"
 #include "server/update_call.h"
@@ -236,7 +237,12 @@ static hr_status take_image(hr_update_call *c, hr_update_registration *r, hr_err
     if (read_image(c, r, &o, in_session, &upsert, &payload, &cause) != HR_OK)
         return refuse_bucket(c, &o, &cause, err);
     const hr_registration *registration = r->config != NULL ? &r->registration : NULL;
-    HR_TRY(give(c, &payload, &o, registration, NULL, name, in_session, err));
+    hr_status status = give(c, &payload, &o, registration, NULL, name, in_session, err);
+    if (status == HR_ERR_ADAPTER_UNKNOWN && !in_session && name != NULL)
+        return hr_fail_context(err, status,
+                               "a new adapter needs its config: send its adapter_config.json in "
+                               "the header X-Lora-Config of this call");
+    HR_TRY(status);
     if (name != NULL)
         hr_json_put_bool(&c->w, "upsert", upsert);
     say_success(c, &o, in_session);
@@ -331,6 +337,7 @@ static hr_status run_version(hr_update_call *c, hr_error *err) {
     HR_TRY(hr_json_get_string(c->args, "new_version", &version, err));
     HR_TRY(hr_args_bool(c->args, "abort_all_requests", &abort, err));
     HR_TRY(hr_receiver_set_version(receiver_of(c), version, abort, err));
+    hr_log(HR_LOG_INFO, "weight version is %s", version);
     snprintf(c->message, sizeof c->message, "Weight version updated to %s", version);
     hr_json_put_string(&c->w, "new_version", version);
     hr_json_put_bool(&c->w, "abort_all_requests", abort);

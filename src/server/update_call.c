@@ -143,6 +143,8 @@ static void free_call(void *ctx) {
 /* Large arguments go before the answer does, so that their memory serves the next call. */
 static void finish(hr_update_call *c, const hr_error *failure) {
     hr_exchange *exchange = c->exchange; /* c may be gone once it is woken and let go */
+    if (failure != NULL && !c->route->reads)
+        hr_log_refusal(exchange, failure);
     compose(c, failure);
     hr_body_free(&c->body);
     cJSON_Delete(c->args);

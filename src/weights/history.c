@@ -12,6 +12,12 @@ hr_past_session *hr_history_find(hr_history *history, const char *id) {
     return NULL;
 }
 
+const hr_past_session *hr_history_last(const hr_history *history) {
+    const hr_past_session *last =
+        &history->sessions[(history->next + HR_HISTORY_SIZE - 1) % HR_HISTORY_SIZE];
+    return last->state != HR_SESSION_IDLE ? last : NULL;
+}
+
 static hr_past_session *put(hr_history *history, const char *id, hr_session_state state) {
     hr_past_session *past = &history->sessions[history->next];
     history->next = (history->next + 1) % HR_HISTORY_SIZE;

@@ -21,6 +21,8 @@ typedef struct hr_history {
 
 /* NULL when it is not remembered. */
 hr_past_session *hr_history_find(hr_history *history, const char *id);
+/* The session that ended last; NULL when none has. */
+const hr_past_session *hr_history_last(const hr_history *history);
 /* Takes the receipt out of a published session. */
 void hr_history_put_published(hr_history *history, hr_session *session);
 void hr_history_put_rolled_back(hr_history *history, const char *id, const hr_error *cause);

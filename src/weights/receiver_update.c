@@ -174,6 +174,9 @@ hr_status hr_update_publish(hr_receiver *receiver, bool keep_prepared, hr_receip
     }
     if (session->weight_version[0] != '\0')
         memcpy(receiver->weight_version, session->weight_version, sizeof session->weight_version);
+    const hr_receiver_sink *sink = &receiver->shared.sink;
+    if (sink->published != NULL)
+        sink->published(sink->self, session->receipt);
     if (reply != NULL) {
         *reply = session->reply;
         session->reply = NULL;

@@ -2,6 +2,7 @@
 #include "weights/turn.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -12,6 +13,9 @@ static const char *or_unnamed(const char *id) {
 void hr_turn_roll_back(hr_receiver *receiver, const hr_error *cause) {
     hr_history_put_rolled_back(&receiver->history, receiver->session->id, cause);
     hr_session_roll_back(receiver->session);
+    const hr_receiver_sink *sink = &receiver->shared.sink;
+    if (sink->rolled_back != NULL)
+        sink->rolled_back(sink->self, receiver->session->id, cause);
     hr_session_free(receiver->session);
     receiver->session = NULL;
     receiver->rolled_back++;
@@ -131,11 +135,42 @@ bool hr_receiver_expire(hr_receiver *receiver) {
 
 /* ---- which session is meant ---- */
 
+enum { HR_OPEN_TEXT = 512 };
+
+/* The session that is open, when it goes by itself, and how to be rid of it now. */
+static const char *describe_open(const hr_receiver *receiver, char text[HR_OPEN_TEXT]) {
+    const hr_session *session = receiver->session;
+    uint64_t idle_ns = hr_turn_now(receiver) - receiver->last_call_ns;
+    uint64_t left_ns = session->lease_ns > idle_ns ? session->lease_ns - idle_ns : 0;
+    (void)snprintf(text, HR_OPEN_TEXT,
+                   "'%s' (%s, last call %.1f s ago); without another call it is rolled back in "
+                   "%.1f s. End it, or abort it: POST /abort_weight_update {\"session_id\": "
+                   "\"%s\"}",
+                   session->id, hr_session_state_name(session->state), (double)idle_ns / 1e9,
+                   (double)left_ns / 1e9, session->id);
+    return text;
+}
+
 hr_status hr_turn_fail_past(const hr_past_session *past, hr_error *err) {
     if (past->state == HR_SESSION_PUBLISHED)
         return hr_fail(err, HR_ERR_SESSION, "the session '%s' is published already", past->id);
-    return hr_fail(err, HR_ERR_SESSION, "the session '%s' was rolled back: %s", past->id,
-                   past->cause.message);
+    return hr_fail(err, HR_ERR_SESSION,
+                   "the session '%s' was rolled back: %.700s; begin a new one and push "
+                   "everything again",
+                   past->id, past->cause.message);
+}
+
+/* A call that names no session: perhaps the one it means was rolled back, which its caller may not
+ * know. */
+static hr_status fail_none_open(const hr_receiver *receiver, const char *id, hr_error *err) {
+    const hr_past_session *last = id == NULL ? hr_history_last(&receiver->history) : NULL;
+    if (last != NULL && last->state == HR_SESSION_ROLLED_BACK)
+        return hr_fail(err, HR_ERR_SESSION,
+                       "no weight update session is open: the last one, '%s', was rolled back: "
+                       "%.700s; begin one first and push everything again",
+                       last->id, last->cause.message);
+    return hr_fail(err, HR_ERR_SESSION, "no weight update session is open%s%.64s; begin one first",
+                   id != NULL ? ", nor is one known as " : "", id != NULL ? id : "");
 }
 
 hr_status hr_turn_find_session(hr_receiver *receiver, const char *id, hr_error *err) {
@@ -146,11 +181,10 @@ hr_status hr_turn_find_session(hr_receiver *receiver, const char *id, hr_error *
     if (past != NULL)
         return hr_turn_fail_past(past, err);
     if (session == NULL)
-        return hr_fail(err, HR_ERR_SESSION,
-                       "no weight update session is open%s%.64s; begin one first",
-                       id != NULL ? ", nor is one known as " : "", id != NULL ? id : "");
-    return hr_fail(err, HR_ERR_SESSION, "the session '%.64s' is not known; '%s' is open", id,
-                   session->id);
+        return fail_none_open(receiver, id, err);
+    char open[HR_OPEN_TEXT];
+    return hr_fail(err, HR_ERR_SESSION, "the session '%.64s' is not known; open is %s", id,
+                   describe_open(receiver, open));
 }
 
 hr_status hr_turn_find_open(hr_receiver *receiver, const char *id, hr_error *err) {
@@ -163,13 +197,9 @@ hr_status hr_turn_find_open(hr_receiver *receiver, const char *id, hr_error *err
 }
 
 hr_status hr_turn_fail_open(const hr_receiver *receiver, hr_error *err) {
-    return hr_fail(
-        err, HR_ERR_SESSION,
-        "a weight update session is already open: '%s' (%s, last call %llu ms ago, lease "
-        "%llu ms); end or abort it first",
-        receiver->session->id, hr_session_state_name(receiver->session->state),
-        (unsigned long long)((hr_turn_now(receiver) - receiver->last_call_ns) / 1000000),
-        (unsigned long long)(receiver->session->lease_ns / 1000000));
+    char open[HR_OPEN_TEXT];
+    return hr_fail(err, HR_ERR_SESSION, "a weight update session is already open: %s",
+                   describe_open(receiver, open));
 }
 
 /* ---- looking ---- */

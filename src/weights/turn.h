@@ -69,8 +69,8 @@ void hr_update_undo(hr_receiver *receiver, const hr_update_change *made);
 hr_status hr_update_begin(hr_receiver *receiver, const hr_session_options *options, hr_error *err);
 /* A failure has rolled the session back. */
 hr_status hr_update_prepare(hr_receiver *receiver, const hr_end_options *options, hr_error *err);
-/* *reply (NULL: not wanted) is the caller's. A failure rolls the session back, or leaves it prepared
- * to be published again. */
+/* *reply (NULL: not wanted) is the caller's. A failure rolls the session back, or leaves it
+ * prepared to be published again. */
 hr_status hr_update_publish(hr_receiver *receiver, bool keep_prepared, hr_receipt **reply,
                             hr_error *err);
 /* Nothing to do when out is NULL. */
