@@ -32,9 +32,11 @@ static hr_status check_xxh3(const hr_stash_entry *e, const char *wanted, hr_erro
     if (!hr_xxh3_parse(wanted, digest))
         return fail_malformed(e->name, "an XXH3-128", wanted, err);
     if (memcmp(digest, e->xxh3, sizeof digest) != 0)
-        return hr_fail(err, HR_ERR_DIGEST,
-                       "[LORA-CHECK] tensor '%.200s': wanted XXH3-128 %s, came %s; send it again",
-                       e->name, wanted, hr_xxh3_format(e->xxh3, came));
+        return hr_fail(
+            err, HR_ERR_DIGEST,
+            "[LORA-CHECK] tensor '%.200s': wanted XXH3-128 %s, came %s; nothing of the session "
+            "was published and it is closed: push everything again in a new one",
+            e->name, wanted, hr_xxh3_format(e->xxh3, came));
     return HR_OK;
 }
 
@@ -49,9 +51,11 @@ static hr_status check_sha256(hr_stash_entry *e, const char *wanted, hr_error *e
             "begin the session with audit, or list its XXH3-128",
             e->name);
     if (strcasecmp(e->sha256, wanted) != 0)
-        return hr_fail(err, HR_ERR_DIGEST,
-                       "[LORA-CHECK] tensor '%.200s': wanted SHA-256 %s, came %s; send it again",
-                       e->name, wanted, e->sha256);
+        return hr_fail(
+            err, HR_ERR_DIGEST,
+            "[LORA-CHECK] tensor '%.200s': wanted SHA-256 %s, came %s; nothing of the session "
+            "was published and it is closed: push everything again in a new one",
+            e->name, wanted, e->sha256);
     return HR_OK;
 }
 

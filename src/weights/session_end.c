@@ -28,8 +28,8 @@ static hr_status check_all_came(const hr_session *session, hr_error *err) {
     if (session->stash.n == 0)
         return hr_fail(
             err, HR_ERR_SESSION,
-            "no tensor came in this session, so there is nothing to publish; abort it if "
-            "that was meant");
+            "no tensor came in this session, so there was nothing to publish; it is closed now: "
+            "begin another to send weights");
     return HR_OK;
 }
 

@@ -140,7 +140,8 @@ def test_curl_posts_the_file_that_peft_saved(engine, peft, tmp_path):
 
 
 def test_the_config_may_be_registered_before(engine, peft, config, tensors):
-    assert "not registered" in image(engine, tensors, 400, lora_name="mine")["message"]
+    message = image(engine, tensors, 400, lora_name="mine")["message"]
+    assert "not registered" in message and "X-Lora-Config" in message
     call(engine, "register_lora_adapter", lora_name="mine", config_dict=config)
     image(engine, tensors, lora_name="mine")
     image(engine, scaled(tensors, 2), lora_name="mine")  # and is kept for the next version

@@ -342,6 +342,11 @@ static void i14_a_dead_trainer_holds_nothing_after_its_lease(void **state) {
     assert_int_equal(fixture_send(&f, "layers.0.weight", "new"), HR_OK);
     fixture_pass_ms(&f, FIXTURE_LEASE_MS - 1);
     fixture_says(&f, fixture_begin_for(&f, "next", true, NULL), HR_ERR_SESSION, "already open");
+    assert_non_null(strstr(f.err.message, "rolled back in 0.0 s"));
+    assert_non_null(strstr(f.err.message, "POST /abort_weight_update {\"session_id\": \"dead\"}"));
+    hr_end_options other = {.session_id = "other"};
+    fixture_says(&f, hr_receiver_end(f.receiver, &other, NULL, &f.err), HR_ERR_SESSION,
+                 "/abort_weight_update");
     fixture_pass_ms(&f, 1);
     assert_int_equal(fixture_begin_for(&f, "next", true, NULL), HR_OK);
     hr_end_options end = {.session_id = "dead"};

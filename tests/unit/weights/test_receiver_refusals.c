@@ -487,6 +487,29 @@ static void a_bucket_outside_a_session_may_have_a_manifest_of_base_tensors(void 
     fixture_close(&f);
 }
 
+/* The call may name no session, and its caller may not have heard how the last one ended. */
+static void after_a_rollback_the_next_calls_say_so(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    assert_int_equal(fixture_begin_for(&f, "empty", true, NULL), HR_OK);
+    fixture_says(&f, fixture_end(&f, NULL), HR_ERR_SESSION, "it is closed now");
+    fixture_says(&f, fixture_send(&f, "layers.0.weight", "x"), HR_ERR_SESSION,
+                 "'empty', was rolled back: no tensor came");
+    assert_non_null(strstr(f.err.message, "push everything again"));
+    hr_end_options end = {.session_id = "empty"};
+    fixture_says(&f, hr_receiver_end(f.receiver, &end, NULL, &f.err), HR_ERR_SESSION,
+                 "push everything again");
+    assert_int_equal(fixture_begin(&f, true), HR_OK);
+    assert_int_equal(fixture_send(&f, "layers.0.weight", "x"), HR_OK);
+    hr_manifest_entry wrong = {.name = "layers.0.weight",
+                               .xxh3 = "00000000000000000000000000000000"};
+    hr_manifest manifest = {.entries = &wrong, .n = 1};
+    fixture_says(&f, fixture_end_with(&f, &manifest), HR_ERR_DIGEST,
+                 "push everything again in a new one");
+    fixture_close(&f);
+}
+
 static void without_a_session_nothing_is_taken(void **state) {
     (void)state;
     fixture f;
@@ -539,6 +562,7 @@ int main(void) {
         cmocka_unit_test(a_load_brings_its_own_adapter_only),
         cmocka_unit_test(a_bucket_outside_a_session_is_one_of_its_own),
         cmocka_unit_test(a_bucket_outside_a_session_may_have_a_manifest_of_base_tensors),
+        cmocka_unit_test(after_a_rollback_the_next_calls_say_so),
         cmocka_unit_test(without_a_session_nothing_is_taken),
         cmocka_unit_test(every_base_weight_must_come_when_that_is_asked_for),
     };
