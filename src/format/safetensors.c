@@ -268,7 +268,7 @@ static hr_status open_regular(const char *path, int *out, struct stat *info, hr_
 }
 
 hr_status hr_safetensors_open(const char *path, hr_safetensors **out, hr_error *err) {
-    int fd;
+    int fd = -1;
     struct stat info;
     void *bytes = NULL;
     HR_TRY(open_regular(path, &fd, &info, err));
@@ -337,7 +337,7 @@ static hr_status read_header(int fd, uint64_t size, const char *path, uint64_t *
 }
 
 hr_status hr_safetensors_open_unread(const char *path, hr_safetensors **out, hr_error *err) {
-    int fd;
+    int fd = -1;
     uint64_t head;
     struct stat info;
     HR_TRY(open_regular(path, &fd, &info, err));
@@ -378,7 +378,7 @@ static hr_status read_file(int fd, const struct stat *info, const char *path, hr
 
 hr_status hr_safetensors_read(const char *path, uint64_t max_bytes, hr_safetensors **out,
                               hr_error *err) {
-    int fd;
+    int fd = -1;
     struct stat info;
     HR_TRY(open_regular(path, &fd, &info, err));
     uint64_t size = (uint64_t)info.st_size;
