@@ -6,8 +6,8 @@
  * changes before commit, which is tried until its deadline.
  *
  * Bytes are sent from the memory they lie in. Their digests (XXH3-128 of each tensor) are computed
- * as they leave and compared by every engine. Beyond what units hold, a publisher takes at most two
- * buckets of memory.
+ * as they leave and compared by every engine. Units of at most two buckets are held at a time, and
+ * the one that did not fit: a bucket is collected while engines work on the one before.
  *
  * Several trainer processes that each hold a part (pipeline stages, expert shards) publish as one
  * with a group: each calls hr_publisher_push with what it has, and all succeed or all fail with the
@@ -79,7 +79,7 @@ typedef struct hr_group {
     /* Gives every rank what every rank has: each is called once per rank, in rank order, on this
      * thread, with bytes that are valid during that call. n may differ between ranks. Must end in
      * bounded time on every rank, also when one is gone (HR_ERR_PEER or HR_ERR_TIMEOUT, naming the
-     * rank). The bound must be above six times timeout_ms of the publisher: ranks wait here while
+     * rank). The bound must be eight times timeout_ms or more of the publisher: ranks wait here while
      * rank 0 speaks to the engines. Called from the thread that pushes. */
     hr_status (*allgather)(void *self, const void *mine, size_t n,
                            void (*each)(void *ctx, uint32_t rank, const void *bytes, size_t n),
@@ -119,8 +119,11 @@ typedef struct hr_publisher_options {
     const char *transport;
     uint64_t bucket_bytes; /* 0 = 512 MiB. A bucket leaves before a unit would bring it to this many
                               bytes; a larger unit goes alone. Never changes what is published */
-    uint64_t timeout_ms;   /* for one call to all engines, retries included; 0 = 60,000 */
-    uint64_t lease_ms;     /* after which engines drop a session that went silent; 0 = theirs */
+    uint64_t timeout_ms;   /* for one call to all engines, retries included; 0 = 60,000. While an
+                              engine has the session of another trainer open, begin waits for its
+                              end: a quarter longer than this */
+    uint64_t lease_ms;     /* after which engines drop a session that went silent; 0 = a little more
+                              than timeout_ms, at least 10,000 */
     bool audit;            /* SHA-256 of every tensor in the engines' receipts */
     hr_push_pause pause;
     const hr_group *group; /* NULL: this process alone; used as long as the publisher lives */

@@ -1,7 +1,6 @@
 /* Calls of commands to several engines at once. */
 #include "cli/engine_calls.h"
 
-#include "base/clock.h"
 #include "transport/http_client.h"
 #include "transport/reply.h"
 
@@ -20,51 +19,52 @@ void hr_engine_calls_free(hr_engine_call *calls, size_t n) {
 static void read_reply(const hr_http_call *http, hr_engine_call *call) {
     call->status = http->status;
     call->err = http->err;
+    call->http_status = http->http_status;
     if (http->status == HR_OK)
         call->status = hr_reply_read(http->http_status, http->reply.data, http->reply.len,
                                      &call->reply, &call->err);
 }
 
-static hr_status run(hr_http_client *client, hr_engine_call *calls, hr_http_call *http,
-                     char **texts, const char *const *urls, size_t n, const char *method,
-                     const char *path, const char *body, uint64_t timeout_ms, hr_error *err) {
-    hr_clock clock = hr_clock_monotonic();
-    for (size_t i = 0; i < n; i++) {
-        HR_TRY(hr_http_base_url(urls[i], &calls[i].url, err));
-        if (asprintf(&texts[i], "%s%s", calls[i].url, path) < 0) {
-            texts[i] = NULL;
-            return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL");
-        }
-        http[i] = (hr_http_call){.method = method,
-                                 .url = texts[i],
-                                 .text = body,
-                                 .text_len = body != NULL ? strlen(body) : 0};
+static hr_status fill(const hr_engine_ask *ask, const char *url, const char *path, char **text,
+                      hr_http_call *http, hr_engine_call *call, hr_error *err) {
+    HR_TRY(hr_http_base_url(url, &call->url, err));
+    if (asprintf(text, "%s%s", call->url, path) < 0) {
+        *text = NULL;
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL");
     }
-    uint64_t start = hr_now_ns(&clock);
-    hr_http_client_run(client, http, n, timeout_ms, NULL);
-    for (size_t i = 0; i < n; i++) {
-        read_reply(&http[i], &calls[i]);
-        calls[i].ns = hr_now_ns(&clock) - start;
-    }
+    *http = (hr_http_call){.method = ask->method,
+                           .url = *text,
+                           .text = ask->body,
+                           .text_len = ask->body != NULL ? strlen(ask->body) : 0};
     return HR_OK;
 }
 
-hr_status hr_engine_calls(const char *const *urls, size_t n, const char *api_key,
-                          const char *method, const char *path, const char *body,
-                          uint64_t timeout_ms, hr_engine_call **calls, hr_error *err) {
+hr_status hr_engine_calls(const char *const *urls, size_t n, const hr_engine_ask *ask,
+                          hr_engine_call **calls, hr_error *err) {
     hr_http_client *client = NULL;
-    hr_http_client_options options = {.api_key = api_key};
-    hr_engine_call *made = calloc(n + 1, sizeof *made);
-    hr_http_call *http = calloc(n + 1, sizeof *http);
-    char **texts = calloc(n + 1, sizeof *texts);
+    hr_http_client_options options = {.api_key = ask->api_key};
+    size_t all = n * ask->n_paths;
+    hr_engine_call *made = calloc(all + 1, sizeof *made);
+    hr_http_call *http = calloc(all + 1, sizeof *http);
+    char **texts = calloc(all + 1, sizeof *texts);
     hr_status status = HR_OK;
-    if (made == NULL || http == NULL || texts == NULL)
+    if (made == NULL || http == NULL || texts == NULL) {
         status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", n);
+        goto out;
+    }
+    for (size_t i = 0; i < all && status == HR_OK; i++)
+        status = fill(ask, urls[i % n], ask->paths[i / n], &texts[i], &http[i], &made[i], err);
     if (status == HR_OK)
         status = hr_http_client_create(&options, &client, err);
-    if (status == HR_OK)
-        status = run(client, made, http, texts, urls, n, method, path, body, timeout_ms, err);
-    for (size_t i = 0; i < n; i++) {
+    if (status != HR_OK)
+        goto out;
+    hr_http_client_run(client, http, all, ask->timeout_ms, NULL);
+    for (size_t i = 0; i < all; i++)
+        read_reply(&http[i], &made[i]);
+    *calls = made;
+    made = NULL;
+out:
+    for (size_t i = 0; i < all; i++) {
         if (http != NULL)
             hr_buf_free(&http[i].reply);
         if (texts != NULL)
@@ -73,9 +73,6 @@ hr_status hr_engine_calls(const char *const *urls, size_t n, const char *api_key
     free(http);
     free(texts);
     hr_http_client_destroy(client);
-    if (status == HR_OK)
-        *calls = made;
-    else
-        hr_engine_calls_free(made, n);
+    hr_engine_calls_free(made, all);
     return status;
 }

@@ -12,16 +12,24 @@ typedef struct hr_engine_call {
     char *url; /* of the engine */
     hr_status status;
     hr_error err;
-    cJSON *reply; /* NULL when it is not JSON, or failed */
-    uint64_t ns;  /* from call to answer */
+    unsigned http_status; /* 0: no answer came */
+    cJSON *reply;         /* NULL when it is not JSON, or failed */
 } hr_engine_call;
 
-/* The same call on every engine: method, path with its query, body (NULL: none) as JSON. *calls
- * gets n of them, in the order of urls, freed with hr_engine_calls_free. Fails only for what
- * concerns all (a URL, memory); what one engine does stands in its call. */
-hr_status hr_engine_calls(const char *const *urls, size_t n, const char *api_key,
-                          const char *method, const char *path, const char *body,
-                          uint64_t timeout_ms, hr_engine_call **calls, hr_error *err);
+/* What every engine is asked. */
+typedef struct hr_engine_ask {
+    const char *method;
+    const char *const *paths; /* with their queries; asked at the same time */
+    size_t n_paths;
+    const char *body, *api_key; /* JSON; NULL: none */
+    uint64_t timeout_ms;        /* for all of it */
+} hr_engine_ask;
+
+/* Every path on every engine at the same time. *calls gets n of them for each path, in the order of
+ * urls, one path after the other; n * n_paths are freed with hr_engine_calls_free. Fails only for
+ * what concerns all (a URL, memory); what one engine does stands in its call. */
+hr_status hr_engine_calls(const char *const *urls, size_t n, const hr_engine_ask *ask,
+                          hr_engine_call **calls, hr_error *err);
 void hr_engine_calls_free(hr_engine_call *calls, size_t n);
 
 #endif

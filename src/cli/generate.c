@@ -76,13 +76,24 @@ static void print_reply(const generate_flags *f, const cJSON *reply) {
         fprintf(stderr, "weight version %s\n", version->valuestring);
 }
 
+static hr_status post(const generate_flags *f, const char *body, hr_engine_call **call,
+                      hr_error *err) {
+    const char *path = "/generate";
+    hr_engine_ask ask = {.method = "POST",
+                         .paths = &path,
+                         .n_paths = 1,
+                         .body = body,
+                         .api_key = f->api_key,
+                         .timeout_ms = (uint64_t)(f->timeout * 1000)};
+    return hr_engine_calls(f->engines.items, 1, &ask, call, err);
+}
+
 static hr_status ask(const generate_flags *f, hr_error *err) {
     hr_buf body = {0};
     hr_engine_call *call = NULL;
     hr_status status = write_body(f, &body, err);
     if (status == HR_OK)
-        status = hr_engine_calls(f->engines.items, 1, f->api_key, "POST", "/generate", body.data,
-                                 (uint64_t)(f->timeout * 1000), &call, err);
+        status = post(f, body.data, &call, err);
     if (status == HR_OK && call->status != HR_OK)
         status = hr_fail(err, call->status, "engine %s: %.900s", call->url, call->err.message);
     if (status == HR_OK && f->json) {

@@ -1,7 +1,9 @@
 /* What `push` and `watch` share. */
 #include "cli/publishing.h"
 
+#include "cli/engine_calls.h"
 #include "format/json.h"
+#include "format/json_writer.h"
 #include "tensor/digest.h"
 
 #include <signal.h>
@@ -188,6 +190,73 @@ hr_status hr_publishing_resume(hr_publishing *p, const char *session_id, const c
     hr_progress_begin(&p->progress, "resuming");
     hr_status status = hr_publisher_resume(p->publisher, session_id, weight_version, &receipt, err);
     tell(p, status, receipt);
+    return status;
+}
+
+/* ---- aborting ---- */
+
+static const char *abort_result(const hr_engine_call *call) {
+    if (call->status == HR_OK)
+        return "aborted";
+    if (call->status == HR_ERR_SESSION && strstr(call->err.message, "published") == NULL)
+        return "not open";
+    return "failed";
+}
+
+static void print_aborts(const hr_engine_call *calls, size_t n, const char *session_id, bool json) {
+    hr_buf text = {0};
+    hr_json_writer w;
+    hr_json_writer_init(&w, &text);
+    hr_json_object_begin(&w);
+    hr_json_put_string(&w, "session_id", session_id);
+    hr_json_key(&w, "engines");
+    hr_json_array_begin(&w);
+    for (size_t i = 0; i < n; i++) {
+        if (!json)
+            printf("engine     %s session %s %s\n", calls[i].url, session_id,
+                   abort_result(&calls[i]));
+        hr_json_object_begin(&w);
+        hr_json_put_string(&w, "url", calls[i].url);
+        hr_json_put_string(&w, "result", abort_result(&calls[i]));
+        if (calls[i].status != HR_OK)
+            hr_json_put_string(&w, "error", calls[i].err.message);
+        hr_json_object_end(&w);
+    }
+    hr_json_array_end(&w);
+    hr_json_object_end(&w);
+    if (json && !text.failed)
+        printf("%s\n", text.data);
+    hr_buf_free(&text);
+}
+
+hr_status hr_publishing_abort(hr_publishing *p, const char *session_id, hr_error *err) {
+    hr_engine_call *calls = NULL;
+    hr_buf body = {0};
+    hr_json_writer w;
+    hr_json_writer_init(&w, &body);
+    hr_json_object_begin(&w);
+    hr_json_put_string(&w, "session_id", session_id);
+    hr_json_object_end(&w);
+    const char *path = "/abort_weight_update";
+    hr_engine_ask ask = {.method = "POST",
+                         .paths = &path,
+                         .n_paths = 1,
+                         .body = body.data,
+                         .api_key = p->api_key,
+                         .timeout_ms = (uint64_t)(p->timeout * 1000)};
+    hr_status status = body.failed
+                           ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a request")
+                           : hr_engine_calls(p->engines.items, p->engines.n, &ask, &calls, err);
+    hr_buf_free(&body);
+    if (status != HR_OK)
+        return status;
+    print_aborts(calls, p->engines.n, session_id, p->json);
+    for (size_t i = 0; i < p->engines.n && status == HR_OK; i++) {
+        if (strcmp(abort_result(&calls[i]), "failed") == 0)
+            status = hr_fail(err, calls[i].status, "engine %s, abort: %.900s", calls[i].url,
+                             calls[i].err.message);
+    }
+    hr_engine_calls_free(calls, p->engines.n);
     return status;
 }
 

@@ -40,6 +40,10 @@ hr_status hr_publishing_push(hr_publishing *publishing, const hr_dir_adapter *ad
 hr_status hr_publishing_resume(hr_publishing *publishing, const char *session_id,
                                const char *weight_version, hr_error *err);
 
+/* Ends the session on all engines; where it is not open there is nothing to do, which is said.
+ * Fails for an engine that does not answer, refuses, or has published it. */
+hr_status hr_publishing_abort(hr_publishing *publishing, const char *session_id, hr_error *err);
+
 /* Whether Ctrl-C or SIGTERM came. */
 bool hr_publishing_stopped(void);
 

@@ -8,7 +8,7 @@
 typedef struct push_flags {
     hr_publishing publishing;
     hr_cli_list adapters;
-    const char *base, *version, *session, *resume;
+    const char *base, *version, *session, *resume, *abort;
     hr_cli_option table[6 + HR_PUBLISHING_FLAGS];
     size_t n;
 } push_flags;
@@ -22,6 +22,8 @@ static void make_table(push_flags *f) {
         {"--session-id", HR_CLI_TEXT, &f->session, "ID", "instead of one that is made"},
         {"--resume", HR_CLI_TEXT, &f->resume, "ID",
          "finish a push whose commit was interrupted; sends no weights"},
+        {"--abort", HR_CLI_TEXT, &f->abort, "ID",
+         "end a session that a dead trainer left open; nothing of it is served"},
     };
     hr_publishing_init(&f->publishing);
     memcpy(f->table, own, sizeof own);
@@ -37,7 +39,11 @@ static void print_help(const push_flags *f) {
     hr_cli_print_options(stdout, f->table, f->n);
     printf("\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or, with a "
            "transport\nwithout rollback, what the message says); 2 wrong usage; 3 some engines "
-           "have committed, or may have,\nand some have not: run again with --resume ID\n");
+           "have committed, or may have,\nand some have not: run again with --resume ID\n\n"
+           "An engine takes one session at a time: a push waits up to 1.25 times its --timeout for "
+           "one that is\nopen. A session that nobody speaks to is dropped after its lease, here a "
+           "little more than --timeout;\n--abort ID ends it at once (`headrace status` shows its "
+           "ID).\n");
 }
 
 static hr_status check(const push_flags *f, hr_error *err) {
@@ -51,7 +57,11 @@ static hr_status check(const push_flags *f, hr_error *err) {
     if (f->resume != NULL && (sends || f->session != NULL))
         return hr_fail(err, HR_ERR_INVALID,
                        "--resume sends no weights: leave --adapter, --base and --session-id away");
-    if (f->resume == NULL && !sends)
+    if (f->abort != NULL && (sends || f->session != NULL || f->resume != NULL))
+        return hr_fail(err, HR_ERR_INVALID,
+                       "--abort sends no weights: leave --adapter, --base, --session-id and "
+                       "--resume away");
+    if (f->resume == NULL && f->abort == NULL && !sends)
         return hr_fail(err, HR_ERR_INVALID, "nothing to push: give --adapter NAME=DIR or --base");
     return HR_OK;
 }
@@ -67,6 +77,8 @@ static hr_status push(push_flags *f, hr_dir_adapter *adapters, char **names, hr_
 }
 
 static hr_status run(push_flags *f, hr_error *err) {
+    if (f->abort != NULL)
+        return hr_publishing_abort(&f->publishing, f->abort, err);
     if (f->resume != NULL)
         return hr_publishing_resume(&f->publishing, f->resume, f->version, err);
     hr_dir_adapter *adapters = calloc(f->adapters.n + 1, sizeof *adapters);

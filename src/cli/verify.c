@@ -7,6 +7,7 @@
 #include "format/file.h"
 #include "format/json.h"
 #include "format/json_writer.h"
+#include "format/peft_config.h"
 #include "format/safetensors.h"
 #include "tensor/convert.h"
 #include "tensor/digest.h"
@@ -14,6 +15,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+#define MAX_CONFIG_BYTES ((size_t)16 << 20)
 
 enum { SHOWN = 10 }; /* names of differences that are printed for an engine */
 
@@ -30,17 +33,27 @@ typedef struct local_tensor {
     const hr_tensor *tensor;
 } local_tensor;
 
+/* What a pair's product is multiplied by: part of what is served, though no tensor of the file. */
+typedef struct scaling {
+    char *name; /* "<module>.scaling" */
+    float value;
+    hr_tensor tensor;
+} scaling;
+
 typedef struct local_set {
     const char *adapter; /* NULL: base */
     hr_safetensors *file;
     hr_checkpoint *checkpoint;
     local_tensor *tensors; /* by name */
     size_t n;
+    scaling *scalings; /* of an adapter: one for each pair, tensors of their own */
+    size_t n_scalings;
 } local_set;
 
 typedef struct verdict {
     size_t equal, different;
-    hr_buf names; /* of differences, one a line, with what differs */
+    bool no_scalings; /* of an adapter: the engine lists none, so they were not compared */
+    hr_buf names;     /* of differences, one a line, with what differs */
 } verdict;
 
 /* ---- comparing ---- */
@@ -127,8 +140,23 @@ static hr_status compare_unlisted(const local_tensor *local, const cJSON *listed
     return HR_OK;
 }
 
+static bool is_scaling(const char *name) {
+    size_t len = strlen(name), suffix = strlen(".scaling");
+    return len > suffix && strcmp(name + len - suffix, ".scaling") == 0;
+}
+
+static bool lists_scalings(const cJSON *listed) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, listed) {
+        if (is_scaling(item->string))
+            return true;
+    }
+    return false;
+}
+
 /* Both lists by name, side by side. */
 static hr_status compare(const local_set *local, const cJSON *listed, verdict *v, hr_error *err) {
+    v->no_scalings = local->n_scalings > 0 && !lists_scalings(listed);
     size_t n = 0, i = 0, k = 0, n_listed = (size_t)cJSON_GetArraySize(listed);
     const cJSON **theirs = calloc(n_listed + 1, sizeof *theirs), *item;
     hr_status status = HR_OK;
@@ -140,7 +168,9 @@ static hr_status compare(const local_set *local, const cJSON *listed, verdict *v
         int order = i == local->n ? 1
                     : k == n      ? -1
                                   : strcmp(local->tensors[i].name, theirs[k]->string);
-        if (order < 0) {
+        if (order < 0 && v->no_scalings && is_scaling(local->tensors[i].name)) {
+            i++;
+        } else if (order < 0) {
             status = compare_unlisted(&local->tensors[i++], listed, v, err);
         } else if (order > 0) {
             differ(v, theirs[k++]->string, "not in the local files");
@@ -161,6 +191,62 @@ static const char *listed_name(const char *name) {
     return strncmp(name, prefix, sizeof prefix - 1) == 0 ? name + sizeof prefix - 1 : name;
 }
 
+/* "model.layers.0.self_attn.q_proj" of "model.layers.0.self_attn.q_proj.lora_A.weight"; 0: no pair
+ * begins here. */
+static size_t module_length(const char *name) {
+    static const char *const suffixes[] = {".lora_A.weight", ".lora_embedding_A"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        size_t suffix = strlen(suffixes[i]);
+        if (len > suffix && strcmp(name + len - suffix, suffixes[i]) == 0)
+            return len - suffix;
+    }
+    return 0;
+}
+
+static hr_status add_scaling(local_set *set, hr_peft_config *config, const char *name, size_t len,
+                             hr_error *err) {
+    scaling *s = &set->scalings[set->n_scalings];
+    char *module = strndup(name, len);
+    uint32_t rank = 0;
+    if (module == NULL || asprintf(&s->name, "%s.scaling", module) < 0) {
+        s->name = NULL;
+        free(module);
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the scale of %.200s", name);
+    }
+    hr_status status = hr_peft_config_rank(config, module, &rank, &s->value, err);
+    free(module);
+    set->n_scalings++;
+    s->tensor = (hr_tensor){
+        .name = s->name, .dtype = HR_DTYPE_F32, .data = &s->value, .bytes = sizeof s->value};
+    set->tensors[set->n++] = (local_tensor){s->name, &s->tensor};
+    return status;
+}
+
+/* The scales that the config of an adapter gives to its pairs, beside its tensors. */
+static hr_status add_scalings(local_set *set, const char *dir, hr_error *err) {
+    hr_buf text = {0};
+    hr_peft_config config = {0};
+    char *path = hr_path_join(dir, "adapter_config.json");
+    size_t n = set->n;
+    hr_status status = path != NULL ? hr_file_read(path, MAX_CONFIG_BYTES, &text, err)
+                                    : hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", dir);
+    if (status == HR_OK) {
+        status = hr_peft_config_parse(text.data, text.len, &config, err);
+        if (status != HR_OK)
+            status = hr_fail_context(err, status, "%s", path);
+    }
+    for (size_t i = 0; i < n && status == HR_OK; i++) {
+        size_t len = module_length(set->tensors[i].name);
+        if (len > 0)
+            status = add_scaling(set, &config, set->tensors[i].name, len, err);
+    }
+    hr_peft_config_free(&config);
+    hr_buf_free(&text);
+    free(path);
+    return status;
+}
+
 static hr_status open_local(const char *adapter, const char *dir, local_set *set, hr_error *err) {
     hr_status status = HR_OK;
     set->adapter = adapter;
@@ -176,19 +262,25 @@ static hr_status open_local(const char *adapter, const char *dir, local_set *set
         return status;
     set->n =
         adapter == NULL ? hr_checkpoint_count(set->checkpoint) : hr_safetensors_count(set->file);
-    set->tensors = calloc(set->n + 1, sizeof *set->tensors);
-    if (set->tensors == NULL)
+    set->tensors = calloc(2 * set->n + 1, sizeof *set->tensors);
+    set->scalings = calloc(set->n + 1, sizeof *set->scalings);
+    if (set->tensors == NULL || set->scalings == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", dir, set->n);
     for (size_t i = 0; i < set->n; i++) {
         const hr_tensor *t = adapter == NULL ? hr_checkpoint_at(set->checkpoint, i)
                                              : hr_safetensors_at(set->file, i);
         set->tensors[i] = (local_tensor){listed_name(t->name), t};
     }
+    if (adapter != NULL)
+        HR_TRY(add_scalings(set, dir, err));
     qsort(set->tensors, set->n, sizeof *set->tensors, compare_local);
     return HR_OK;
 }
 
 static void close_local(local_set *set) {
+    for (size_t i = 0; i < set->n_scalings; i++)
+        free(set->scalings[i].name);
+    free(set->scalings);
     free(set->tensors);
     hr_safetensors_close(set->file);
     hr_checkpoint_close(set->checkpoint);
@@ -204,6 +296,8 @@ static void print_verdict(const char *url, const char *what, const char *version
     if (v->different > 0)
         printf(", %zu not", v->different);
     printf(" (version %s)\n", version);
+    if (v->no_scalings)
+        printf("  scaling was not compared: the engine does not list it\n");
     for (const char *line = v->names.data; line != NULL && *line != '\0' && shown < SHOWN;
          shown++) {
         const char *end = strchr(line, '\n');
@@ -215,13 +309,15 @@ static void print_verdict(const char *url, const char *what, const char *version
 }
 
 static void write_verdict(const char *url, const char *what, const char *version, const verdict *v,
-                          hr_json_writer *w) {
+                          bool scalings, hr_json_writer *w) {
     hr_json_object_begin(w);
     hr_json_put_string(w, "url", url);
     hr_json_put_string(w, "weights", what);
     hr_json_put_string(w, "weight_version", version);
     hr_json_put_bool(w, "equal", v->different == 0);
     hr_json_put_u64(w, "tensors_equal", v->equal);
+    if (scalings)
+        hr_json_put_bool(w, "scaling_compared", !v->no_scalings);
     hr_json_key(w, "differences");
     hr_json_array_begin(w);
     for (const char *line = v->names.data; line != NULL && *line != '\0';) {
@@ -231,6 +327,16 @@ static void write_verdict(const char *url, const char *what, const char *version
     }
     hr_json_array_end(w);
     hr_json_object_end(w);
+}
+
+static hr_status get(const verify_flags *f, const char *path, hr_engine_call **calls,
+                     hr_error *err) {
+    hr_engine_ask ask = {.method = "GET",
+                         .paths = &path,
+                         .n_paths = 1,
+                         .api_key = f->api_key,
+                         .timeout_ms = (uint64_t)(f->timeout * 1000)};
+    return hr_engine_calls(f->engines.items, f->engines.n, &ask, calls, err);
 }
 
 /* All engines against one local set. *equal becomes false when one differs. */
@@ -243,10 +349,8 @@ static hr_status verify_set(const verify_flags *f, const local_set *local, bool 
         hr_buf_puts(&path, "?lora_name=");
         hr_query_append(&path, local->adapter);
     }
-    hr_status status =
-        path.failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL")
-                    : hr_engine_calls(f->engines.items, f->engines.n, f->api_key, "GET", path.data,
-                                      NULL, (uint64_t)(f->timeout * 1000), &calls, err);
+    hr_status status = path.failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL")
+                                   : get(f, path.data, &calls, err);
     for (size_t i = 0; i < f->engines.n && status == HR_OK; i++) {
         verdict v = {0};
         const char *version = "", *what = local->adapter != NULL ? local->adapter : "base";
@@ -260,7 +364,7 @@ static hr_status verify_set(const verify_flags *f, const local_set *local, bool 
         if (status == HR_OK && v.names.failed)
             status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the differences");
         if (status == HR_OK && f->json)
-            write_verdict(calls[i].url, what, version, &v, w);
+            write_verdict(calls[i].url, what, version, &v, local->n_scalings > 0, w);
         else if (status == HR_OK)
             print_verdict(calls[i].url, what, version, &v);
         *equal = *equal && v.different == 0;

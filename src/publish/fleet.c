@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LOST_TRIES = 4, FIRST_PAUSE_MS = 20, LONGEST_PAUSE_MS = 1000 };
+enum { LOST_TRIES = 4, FIRST_PAUSE_MS = 20, LONGEST_PAUSE_MS = 1000, LONGEST_WAIT_MS = 100 };
 
 static void sleep_really(void *self, uint64_t ms) {
     (void)self;
@@ -24,11 +24,14 @@ hr_status hr_fleet_init(hr_fleet *fleet, const char *const *urls, size_t n, uint
     if (fleet->engines == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", n);
     fleet->n = n;
+    size_t first = 0;
     for (size_t i = 0; i < n; i++) {
         fleet->engines[i].url = strdup(urls[i]);
         if (fleet->engines[i].url == NULL)
             return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", n);
+        first = strcmp(urls[i], urls[first]) < 0 ? i : first;
     }
+    fleet->engines[first].first = true;
     return HR_OK;
 }
 
@@ -36,7 +39,8 @@ void hr_fleet_reset(hr_fleet *fleet) {
     for (size_t i = 0; i < fleet->n; i++) {
         hr_fleet_engine *e = &fleet->engines[i];
         hr_engine_receipt_clear(&e->receipt);
-        *e = (hr_fleet_engine){.url = e->url, .known = true, .paused = e->paused};
+        *e =
+            (hr_fleet_engine){.url = e->url, .first = e->first, .known = true, .paused = e->paused};
     }
 }
 
@@ -99,6 +103,15 @@ static void take_answer(hr_fleet_engine *e, hr_stage stage, hr_stage_answer *ans
     snprintf(e->error, sizeof e->error, "%s: %.480s", hr_stage_name(stage), answer->err.message);
 }
 
+typedef struct stage_run {
+    uint32_t *targets; /* engines that still have to answer */
+    size_t n;
+    hr_stage_answer *answers;     /* by target */
+    hr_error *failures;           /* by engine; HR_OK: none */
+    unsigned lost;                /* tries of which an answer was lost */
+    bool time_left, time_to_wait; /* for another call; for one that waits for another session */
+} stage_run;
+
 /* Refusals that no further call changes. */
 static bool is_final(hr_status status) {
     switch (status) {
@@ -114,12 +127,23 @@ static bool is_final(hr_status status) {
     }
 }
 
-static bool again(hr_fleet_retry retry, const hr_stage_answer *answer, unsigned tries) {
+/* Engines say it in these words, SGLang's with another status. */
+bool hr_fleet_is_taken(const hr_error *err) {
+    return err->status != HR_OK && strstr(err->message, "already open") != NULL;
+}
+
+static bool again(hr_fleet_retry retry, const hr_stage_answer *answer, const stage_run *run) {
     if (answer->status == HR_OK || answer->status == HR_ERR_CANCELLED)
+        return false;
+    if (answer->lost ? !run->time_left : !run->time_to_wait)
         return false;
     switch (retry) {
     case HR_RETRY_LOST:
-        return answer->lost && tries < LOST_TRIES;
+        return answer->lost && run->lost < LOST_TRIES;
+    case HR_RETRY_BEGIN:
+        return answer->lost ? run->lost < LOST_TRIES : hr_fleet_is_taken(&answer->err);
+    case HR_RETRY_WAIT:
+        return !answer->lost && hr_fleet_is_taken(&answer->err);
     case HR_RETRY_COMMIT:
         return answer->lost || !is_final(answer->status);
     case HR_RETRY_ALL:
@@ -131,23 +155,20 @@ static bool again(hr_fleet_retry retry, const hr_stage_answer *answer, unsigned 
 
 /* ---- a stage ---- */
 
-typedef struct stage_run {
-    uint32_t *targets; /* engines that still have to answer */
-    size_t n;
-    hr_stage_answer *answers; /* by target */
-    hr_error *failures;       /* by engine; HR_OK: none */
-} stage_run;
-
 /* Reads all answers; keeps those engines that are asked again. */
 static void sort_answers(hr_fleet *fleet, const hr_stage_request *request, hr_fleet_retry retry,
-                         unsigned tries, bool time_left, stage_run *run) {
+                         stage_run *run) {
     size_t kept = 0;
+    bool lost = false;
+    for (size_t i = 0; i < run->n; i++)
+        lost = lost || run->answers[i].lost;
+    run->lost += lost;
     for (size_t i = 0; i < run->n; i++) {
         hr_fleet_engine *e = &fleet->engines[run->targets[i]];
         hr_stage_answer *answer = &run->answers[i];
         take_answer(e, request->stage, answer);
         run->failures[run->targets[i]] = answer->status == HR_OK ? (hr_error){0} : answer->err;
-        if (time_left && again(retry, answer, tries)) {
+        if (again(retry, answer, run)) {
             e->retries++;
             run->targets[kept++] = run->targets[i];
         }
@@ -157,19 +178,26 @@ static void sort_answers(hr_fleet *fleet, const hr_stage_request *request, hr_fl
 
 static void run_tries(hr_fleet *fleet, const hr_stage_request *request, hr_fleet_retry retry,
                       stage_run *run) {
+    bool waits = retry == HR_RETRY_BEGIN || retry == HR_RETRY_WAIT;
     hr_deadline deadline = hr_deadline_after_ms(&fleet->clock, fleet->timeout_ms);
-    uint64_t pause_ms = FIRST_PAUSE_MS;
-    for (unsigned tries = 1; run->n > 0; tries++) {
+    hr_deadline wait =
+        !waits ? deadline
+               : hr_deadline_after_ms(&fleet->clock, HR_FLEET_WAIT_MS(fleet->timeout_ms));
+    uint64_t pause_ms = FIRST_PAUSE_MS, longest_ms = waits ? LONGEST_WAIT_MS : LONGEST_PAUSE_MS;
+    while (run->n > 0) {
         uint64_t now = hr_now_ns(&fleet->clock);
+        hr_deadline end = now < deadline ? deadline : wait;
         hr_stage_request attempt = *request;
-        attempt.timeout_ms = now < deadline ? (deadline - now) / 1000000 + 1 : 1;
+        attempt.timeout_ms = now < end ? (end - now) / 1000000 + 1 : 1;
         fleet->transport.attempt(fleet->transport.self, &attempt, run->targets, run->n,
                                  run->answers);
-        bool time_left = hr_now_ns(&fleet->clock) + pause_ms * 1000000 < deadline;
-        sort_answers(fleet, request, retry, tries, time_left, run);
+        uint64_t next = hr_now_ns(&fleet->clock) + pause_ms * 1000000;
+        run->time_left = next < deadline;
+        run->time_to_wait = next < wait;
+        sort_answers(fleet, request, retry, run);
         if (run->n > 0)
             fleet->sleep_ms(fleet->sleep_self, pause_ms);
-        pause_ms = 2 * pause_ms < LONGEST_PAUSE_MS ? 2 * pause_ms : LONGEST_PAUSE_MS;
+        pause_ms = 2 * pause_ms < longest_ms ? 2 * pause_ms : longest_ms;
     }
 }
 

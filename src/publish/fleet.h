@@ -8,6 +8,7 @@
 
 typedef struct hr_fleet_engine {
     char *url;
+    bool first; /* its URL is the smallest of all: sessions are begun there before they are elsewhere */
     bool known; /* false: whether the last stage was done is not known */
     hr_session_state state;
     bool paused, unservable;
@@ -33,9 +34,22 @@ typedef struct hr_fleet {
 typedef enum hr_fleet_retry {
     HR_RETRY_LOST,    /* calls without an answer, a few times */
     HR_RETRY_NOTHING, /* for engines to which a call cannot be repeated */
+    HR_RETRY_BEGIN,   /* lost calls, and refusals while another session is open: its trainer will end
+                         it, or its lease will. Up to HR_FLEET_WAIT_MS */
+    HR_RETRY_WAIT,    /* those refusals alone */
     HR_RETRY_COMMIT,  /* all but a refusal that time does not change */
     HR_RETRY_ALL      /* any refusal: flush, which waits for an idle engine */
 } hr_fleet_retry;
+
+/* A session that went silent is dropped after its lease, of which publishers ask for a little more
+ * than their stage timeout: a stage ends within it, whichever engine is slow. Whoever waits for the
+ * session of a dead trainer with the same timeout outlasts it. */
+#define HR_FLEET_MIN_LEASE_MS 10000
+#define HR_FLEET_LEASE_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 8)
+#define HR_FLEET_WAIT_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 4)
+
+/* Whether an engine refused a session because another one is open. */
+bool hr_fleet_is_taken(const hr_error *err);
 
 /* Copies of urls; sleep and clock are the machine's until changed. */
 hr_status hr_fleet_init(hr_fleet *fleet, const char *const *urls, size_t n, uint64_t timeout_ms,

@@ -31,6 +31,13 @@ hr_status hr_push_stage(hr_push_run *run, const hr_stage_request *request, hr_fl
     return hr_fleet_run(&run->p->fleet, request, retry, NULL, err);
 }
 
+static uint64_t lease_of(const hr_publisher *p) {
+    uint64_t lease_ms = HR_FLEET_LEASE_MS(p->fleet.timeout_ms);
+    if (p->options.lease_ms > 0)
+        return p->options.lease_ms;
+    return lease_ms > HR_FLEET_MIN_LEASE_MS ? lease_ms : HR_FLEET_MIN_LEASE_MS;
+}
+
 /* The request of a stage with what all stages of this push share. */
 hr_stage_request hr_push_request(const hr_push_run *run, hr_stage stage) {
     const hr_push *push = run->push;
@@ -43,7 +50,7 @@ hr_stage_request hr_push_request(const hr_push_run *run, hr_stage stage) {
         .n_adapters = push->n_adapters,
         .sync_base = push->sync_base,
         .complete_base = push->complete_base,
-        .lease_ms = run->p->options.lease_ms,
+        .lease_ms = lease_of(run->p),
         .weight_version = push->weight_version,
         .flush_cache = flush,
         .audit = run->p->options.audit,

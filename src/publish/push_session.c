@@ -1,6 +1,7 @@
 /* The session of a push on all engines: opened, prepared, committed, and cleaned up after. */
 #include "publish/push_run.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- opening the session ---- */
@@ -35,9 +36,38 @@ static hr_status register_adapters(hr_push_run *run, hr_error *err) {
     return HR_OK;
 }
 
+static bool is_first(const hr_fleet_engine *engine) {
+    return engine->first;
+}
+
+static bool is_other(const hr_fleet_engine *engine) {
+    return !engine->first;
+}
+
+/* Two trainers that begin at the same time and wait for each other would wait for ever if each had
+ * some engines: all begin at the same one. */
+static hr_status begin(hr_push_run *run, hr_error *err) {
+    hr_stage_request request = hr_push_request(run, HR_STAGE_BEGIN);
+    hr_fleet_retry retry = run->traits->atomic ? HR_RETRY_BEGIN : HR_RETRY_WAIT;
+    if (!hr_publisher_tell(run->p, hr_stage_name(HR_STAGE_BEGIN)))
+        return hr_push_cancelled(err);
+    run->begun = true;
+    hr_status status = hr_fleet_run(&run->p->fleet, &request, retry, is_first, err);
+    if (status == HR_OK)
+        status = hr_fleet_run(&run->p->fleet, &request, retry, is_other, err);
+    if (status != HR_OK && hr_fleet_is_taken(err)) {
+        char text[160];
+        snprintf(text, sizeof text,
+                 "waited %.1f s for that; if its trainer is gone, `headrace push --abort ID` with "
+                 "the engines' URLs ends it",
+                 (double)HR_FLEET_WAIT_MS(run->p->fleet.timeout_ms) / 1e3);
+        hr_push_append(err, text);
+    }
+    return status;
+}
+
 hr_status hr_push_open(hr_push_run *run, hr_error *err) {
     uint64_t start = hr_push_now(run);
-    hr_stage_request request = hr_push_request(run, HR_STAGE_BEGIN);
     if (pauses(run))
         HR_TRY(pause_engines(run, err));
     run->facts.pause_ns = hr_push_now(run) - start;
@@ -45,9 +75,7 @@ hr_status hr_push_open(hr_push_run *run, hr_error *err) {
     HR_TRY(register_adapters(run, err));
     run->facts.register_ns = hr_push_now(run) - start;
     start = hr_push_now(run);
-    run->begun = true;
-    HR_TRY(
-        hr_push_stage(run, &request, run->traits->atomic ? HR_RETRY_LOST : HR_RETRY_NOTHING, err));
+    HR_TRY(begin(run, err));
     run->facts.begin_ns = hr_push_now(run) - start;
     return HR_OK;
 }
@@ -234,11 +262,17 @@ static void continue_engines(hr_push_run *run, bool failed, hr_error *err) {
         *err = local;
 }
 
+/* An engine that refused to begin may have the session of another trainer open, which an abort
+ * without an id would end. */
+static bool may_be_open(const hr_fleet_engine *engine) {
+    return !engine->known || engine->state != HR_SESSION_IDLE;
+}
+
 /* After a failure before commit: no engine keeps a session of this push. */
 static void roll_back(hr_push_run *run) {
     hr_stage_request request = hr_push_request(run, HR_STAGE_ABORT);
     hr_error ignored; /* the first cause is what counts; leases end what cannot be reached */
-    (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, NULL, &ignored);
+    (void)hr_fleet_run(&run->p->fleet, &request, HR_RETRY_LOST, may_be_open, &ignored);
 }
 
 hr_status hr_push_finish(hr_push_run *run, hr_status status, hr_error *err) {

@@ -117,6 +117,7 @@ static hr_status begin(fleet_engine *e, const hr_stage_request *r, hr_error *err
                                   .sync_base = r->sync_base,
                                   .adapters = names,
                                   .n_adapters = r->n_adapters,
+                                  .lease_ms = r->lease_ms,
                                   .audit = r->audit};
     return hr_receiver_begin(e->receiver, &options, id, err);
 }
@@ -236,6 +237,10 @@ static void call(fleet_link *link, const hr_stage_request *r, uint32_t index,
     if (r->stage == HR_STAGE_BUCKET && link->rival != NULL)
         assert_int_equal(hr_receiver_register(e->receiver, link->rival, NULL, NULL), HR_OK);
     link->rival = r->stage == HR_STAGE_BUCKET ? NULL : link->rival;
+    hr_stage_request nameless = *r;
+    nameless.session_id = NULL;
+    if (link->nameless_abort && r->stage == HR_STAGE_ABORT)
+        r = &nameless;
     answer->status = perform(e, r, corrupt, &receipt, &answer->err);
     if (receipt != NULL)
         take_receipt(link, receipt, answer);

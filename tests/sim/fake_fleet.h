@@ -51,6 +51,7 @@ typedef struct fleet_link {
     hr_stage stage;  /* at which */
     uint32_t engine;
     bool mute, lies;                           /* receipts without a digest, or with another one */
+    bool nameless_abort;                       /* abort ends whatever session is open */
     bool no_configs;                           /* receipts without digests of configs */
     void (*twist)(hr_engine_receipt *receipt); /* what a commit answers; NULL: as it is */
     const hr_registration *rival;     /* registered on the engine of the first bucket, before it */

@@ -627,6 +627,67 @@ static void half_written_engines_stay_paused_and_it_is_said(void **state) {
     stand_close(&s);
 }
 
+/* ---- other trainers ---- */
+
+static void other_session(stand *s, size_t engine, uint64_t lease_ms) {
+    char id[HR_SESSION_ID_SIZE];
+    hr_session_options options = {.session_id = "other", .lease_ms = lease_ms, .sync_base = true};
+    assert_int_equal(hr_receiver_begin(s->fleet.engines[engine].receiver, &options, id, &s->err),
+                     HR_OK);
+}
+
+static void a_push_outlasts_the_session_of_a_dead_trainer(void **state) {
+    (void)state;
+    for (size_t engine = 0; engine < FLEET_ENGINES; engine++) {
+        stand s;
+        hr_publisher_options options = options_of(0);
+        stand_open(&s, &options);
+        other_session(&s, engine, FLEET_TIMEOUT_MS + FLEET_TIMEOUT_MS / 8);
+        assert_int_equal(push(&s, 1, NULL), HR_OK);
+        expect_all(&s, 1);
+        stand_close(&s);
+    }
+}
+
+/* Also over a transport whose abort ends whatever is open. */
+static void a_session_of_another_trainer_is_named_and_left_alone(void **state) {
+    (void)state;
+    for (size_t engine = 0; engine < FLEET_ENGINES; engine++) {
+        stand s;
+        hr_publisher_options options = options_of(0);
+        stand_open(&s, &options);
+        other_session(&s, engine, 300000);
+        s.link.nameless_abort = true;
+        assert_int_equal(push(&s, 1, NULL), HR_ERR_SESSION);
+        assert_non_null(strstr(s.err.message, urls[engine]));
+        assert_non_null(strstr(s.err.message, "'other'"));
+        assert_non_null(strstr(s.err.message, "--abort"));
+        for (size_t i = 0; i < FLEET_ENGINES; i++)
+            assert_int_equal(state_of(&s.fleet.engines[i]),
+                             i == engine ? HR_SESSION_OPEN : HR_SESSION_IDLE);
+        assert_int_equal(hr_receiver_abort(s.fleet.engines[engine].receiver, "other", NULL), HR_OK);
+        assert_int_equal(push(&s, 1, NULL), HR_OK);
+        stand_close(&s);
+    }
+}
+
+/* Whoever has the first engine may go on: two trainers never hold a part of the fleet each. */
+static void sessions_begin_at_the_same_engine(void **state) {
+    (void)state;
+    stand s;
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    other_session(&s, 0, 300000);
+    assert_int_equal(push(&s, 1, NULL), HR_ERR_SESSION);
+    for (size_t i = 1; i < FLEET_ENGINES; i++) {
+        hr_receiver_status status;
+        hr_receiver_status_get(s.fleet.engines[i].receiver, &status);
+        assert_int_equal(status.sessions_rolled_back, 0); /* none was ever open */
+    }
+    assert_int_equal(hr_receiver_abort(s.fleet.engines[0].receiver, "other", NULL), HR_OK);
+    stand_close(&s);
+}
+
 /* ---- resume ---- */
 
 static void a_session_that_was_rolled_back_cannot_be_resumed(void **state) {
@@ -721,6 +782,9 @@ int main(void) {
         cmocka_unit_test(a_second_push_at_the_same_time_is_refused),
         cmocka_unit_test(engines_go_on_after_a_pause),
         cmocka_unit_test(half_written_engines_stay_paused_and_it_is_said),
+        cmocka_unit_test(a_push_outlasts_the_session_of_a_dead_trainer),
+        cmocka_unit_test(a_session_of_another_trainer_is_named_and_left_alone),
+        cmocka_unit_test(sessions_begin_at_the_same_engine),
         cmocka_unit_test(a_session_that_was_rolled_back_cannot_be_resumed),
         cmocka_unit_test(resume_makes_paused_engines_go_on),
         cmocka_unit_test(a_transport_that_cannot_carry_it_is_refused),
