@@ -5,6 +5,7 @@
 #include "format/json.h"
 #include "format/json_writer.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,10 +21,16 @@ static hr_status write_ids(const hr_cli_list *ids, hr_json_writer *w, hr_error *
     hr_json_key(w, "input_ids");
     hr_json_array_begin(w);
     for (size_t i = 0; i < ids->n; i++) {
-        uint64_t id = 0;
-        if (hr_cli_size(ids->items[i], &id, NULL) != HR_OK || id > UINT32_MAX)
-            return hr_fail(err, HR_ERR_INVALID, "--ids: \"%.100s\" is no token id", ids->items[i]);
-        hr_json_write_u64(w, id);
+        for (const char *at = ids->items[i]; at != NULL;) {
+            char *end = NULL;
+            errno = 0;
+            unsigned long long id = *at >= '0' && *at <= '9' ? strtoull(at, &end, 10) : 0;
+            if (end == NULL || (*end != '\0' && *end != ',') || errno != 0 || id > UINT32_MAX)
+                return hr_fail(err, HR_ERR_INVALID, "--ids: \"%.100s\" is no list of token ids",
+                               ids->items[i]);
+            hr_json_write_u64(w, id);
+            at = *end == ',' ? end + 1 : NULL;
+        }
     }
     hr_json_array_end(w);
     return HR_OK;
@@ -88,12 +95,9 @@ static hr_status post(const generate_flags *f, const char *body, hr_engine_call 
     return hr_engine_calls(f->engines.items, 1, &ask, call, err);
 }
 
-static hr_status ask(const generate_flags *f, hr_error *err) {
-    hr_buf body = {0};
+static hr_status ask(const generate_flags *f, const char *body, hr_error *err) {
     hr_engine_call *call = NULL;
-    hr_status status = write_body(f, &body, err);
-    if (status == HR_OK)
-        status = post(f, body.data, &call, err);
+    hr_status status = post(f, body, &call, err);
     if (status == HR_OK && call->status != HR_OK)
         status = hr_fail(err, call->status, "engine %s: %.900s", call->url, call->err.message);
     if (status == HR_OK && f->json) {
@@ -104,7 +108,6 @@ static hr_status ask(const generate_flags *f, hr_error *err) {
         print_reply(f, call->reply);
     }
     hr_engine_calls_free(call, call != NULL ? 1 : 0);
-    hr_buf_free(&body);
     return status;
 }
 
@@ -145,7 +148,14 @@ static int run(int argc, char **argv, generate_flags *f) {
     }
     if (check(f, &err) != HR_OK)
         return hr_exit_error(HR_EXIT_USAGE, &err);
-    if (ask(f, &err) != HR_OK)
+    hr_buf body = {0};
+    if (write_body(f, &body, &err) != HR_OK) {
+        hr_buf_free(&body);
+        return hr_exit_error(HR_EXIT_USAGE, &err);
+    }
+    hr_status status = ask(f, body.data, &err);
+    hr_buf_free(&body);
+    if (status != HR_OK)
         return hr_exit_error(HR_EXIT_FAILURE, &err);
     return HR_EXIT_OK;
 }

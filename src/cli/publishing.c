@@ -5,6 +5,7 @@
 #include "format/json.h"
 #include "format/json_writer.h"
 #include "tensor/digest.h"
+#include "weights/names.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -80,6 +81,12 @@ hr_status hr_cli_adapter(const char *text, char **name, const char **dir, hr_err
     *name = strndup(text, (size_t)(equals - text));
     if (*name == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for an adapter's name");
+    hr_status status = hr_adapter_name_check(*name, err);
+    if (status != HR_OK) {
+        free(*name);
+        *name = NULL;
+        return hr_fail_context(err, status, "--adapter");
+    }
     *dir = equals + 1;
     return HR_OK;
 }

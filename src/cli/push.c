@@ -52,7 +52,13 @@ static hr_status check(const push_flags *f, hr_error *err) {
         char *name = NULL;
         const char *dir = NULL;
         HR_TRY(hr_cli_adapter(f->adapters.items[i], &name, &dir, err));
+        size_t len = strlen(name);
         free(name);
+        for (size_t k = 0; k < i; k++) {
+            if (strncmp(f->adapters.items[i], f->adapters.items[k], len + 1) == 0)
+                return hr_fail(err, HR_ERR_INVALID, "--adapter: %.*s is listed twice", (int)len,
+                               f->adapters.items[i]);
+        }
     }
     if (f->resume != NULL && (sends || f->session != NULL))
         return hr_fail(err, HR_ERR_INVALID,

@@ -1,4 +1,5 @@
 /* `headrace watch`: publishes each whole checkpoint that a trainer writes, the newest one first. */
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/checkpoints.h"
@@ -60,6 +61,13 @@ static hr_status check(const watch_flags *f, hr_error *err) {
         return hr_fail(err, HR_ERR_INVALID, "wanted one directory to watch, came %zu", f->words.n);
     if ((f->adapter != NULL) == f->base)
         return hr_fail(err, HR_ERR_INVALID, "give --adapter NAME or --base");
+    const char *equals = f->adapter != NULL ? strchr(f->adapter, '=') : NULL;
+    if (equals != NULL)
+        return hr_fail(
+            err, HR_ERR_INVALID,
+            "--adapter: watch takes the name alone: --adapter %.*s, with the directory as "
+            "the first word",
+            (int)(equals - f->adapter), f->adapter);
     if (!(f->interval >= 0.01 && f->interval <= 86400))
         return hr_fail(err, HR_ERR_INVALID, "--interval: wanted 0.01 to 86400 seconds");
     return HR_OK;
@@ -101,7 +109,12 @@ static void publish(watch_flags *f, watch_state *s, const hr_found_weights *w) {
         memcpy(s->done, w->fingerprint, sizeof s->done);
         return;
     }
-    complain(s, w->path, err.message);
+    hr_buf text = {0};
+    hr_buf_printf(&text, "%.900s; %s", err.message,
+                  may_pass(status) ? "it is tried again"
+                                   : "this checkpoint is given up, the next one is tried");
+    complain(s, w->path, text.failed ? err.message : text.data);
+    hr_buf_free(&text);
     if (!may_pass(status))
         memcpy(s->done, w->fingerprint, sizeof s->done);
 }

@@ -126,7 +126,10 @@ static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms,
         }
         cJSON_Delete(info);
         if (status != HR_OK)
-            hr_fail(err, status, "engine %s cannot be asked what it speaks: %.800s",
+            hr_fail(err, status,
+                    calls[i].status != HR_OK
+                        ? "engine %s is not reachable: %.800s; is `headrace serve` running there?"
+                        : "engine %s cannot be asked what it speaks: %.800s",
                     t->engines[i].url, local.message);
     }
     for (size_t d = 0; d < N_DIALECTS; d++) {

@@ -161,7 +161,7 @@ def test_an_engine_that_comes_back_gets_it(engine, adapter_dirs, tmp_path):
             proxy.faults.clear()
             wait_for(lambda: version(engine) == "checkpoint-11")
             versions, text = watch.stop()
-    assert versions == ["checkpoint-11"] and text.count("cannot be asked") == 1
+    assert versions == ["checkpoint-11"] and text.count("is not reachable") == 1
 
 
 def test_base_checkpoints(engine, tiny_dir, tmp_path):
