@@ -101,6 +101,21 @@ static hr_status read_info(const hr_http_call *call, hr_endpoint *engine, cJSON 
     return hr_json_opt_u64(*info, "tp_size", 1, MAX_TP_SIZE, &engine->tp_size, err);
 }
 
+/* Whether every engine has Headrace's own sessions. The route needs the key that updates need, so
+ * that one key is enough; /server_info may want another. */
+static bool all_native(const hr_http_call *calls, size_t n) {
+    bool native = true;
+    for (size_t i = 0; i < n && native; i++) {
+        cJSON *reply = NULL;
+        native =
+            calls[i].status == HR_OK && calls[i].http_status == 200 &&
+            hr_reply_read(200, calls[i].reply.data, calls[i].reply.len, &reply, NULL) == HR_OK &&
+            cJSON_IsString(hr_json_get(hr_json_get(reply, "session"), "state"));
+        cJSON_Delete(reply);
+    }
+    return native;
+}
+
 static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms, hr_error *err) {
     hr_status status = HR_OK;
     size_t chosen = 0;
@@ -112,6 +127,17 @@ static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms,
         goto out;
     }
     for (size_t i = 0; i < t->n_engines; i++) {
+        snprintf(urls[i], sizeof urls[i], "%s/weight_update_status", t->engines[i].url);
+        calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
+    }
+    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms, NULL);
+    if (all_native(calls, t->n_engines) &&
+        (strcmp(name, "auto") == 0 || strcmp(name, dialects[0]->traits.name) == 0)) {
+        t->dialect = dialects[0];
+        goto out;
+    }
+    for (size_t i = 0; i < t->n_engines; i++) {
+        hr_buf_free(&calls[i].reply);
         snprintf(urls[i], sizeof urls[i], "%s/server_info", t->engines[i].url);
         calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
     }

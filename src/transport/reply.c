@@ -85,6 +85,12 @@ hr_status hr_reply_read(unsigned http_status, const char *text, size_t len, cJSO
         status = hr_status_from_name(name, status);
     if (status == HR_OK)
         status = HR_ERR_INTERNAL; /* refused, whatever it says */
+    if (http_status == 401 || http_status == 403)
+        return hr_fail(
+            err, status,
+            "%s: give the engine's key as --api-key or HEADRACE_API_KEY; where it has an "
+            "admin key, that one for weights",
+            words != NULL ? words : "the key was refused");
     if (words != NULL)
         return hr_fail(err, status, "%s", words);
     if (len > 0)

@@ -298,6 +298,17 @@ def test_keys(tiny_dir, adapter_dirs):
         cli("verify", *words, env={"HEADRACE_API_KEY": "s3cret"})
 
 
+def test_the_admin_key_is_enough(tiny_dir, adapter_dirs):
+    with Engine(tiny_dir, "--api-key", "user", "--admin-api-key", "admin", skip_tokenizer=True) as engine:
+        words = ["--engine", engine.url, "--adapter", f"a={adapter_dirs['seven-r8']}", "--api-key"]
+        cli("push", *words, "admin")
+        cli("verify", *words, "admin")
+        text = cli("push", *words, "user", code=1).stderr
+        assert "--api-key" in text and "HEADRACE_API_KEY" in text and "admin key" in text
+        row, = json.loads(cli("status", "--engine", engine.url, "--json", code=1).stdout)["engines"]
+        assert row["state"] == "refused" and row["error"].startswith("refused: ") and row["running"] is None
+
+
 # ---- the others ----
 
 def test_verify_names_what_differs(engines, adapter_dirs, tmp_path):
@@ -455,7 +466,7 @@ def test_an_engine_that_cannot_be_understood_is_not_taken_for_another_kind(info,
     with Recorder(server_info=(200, info)) as odd:
         _, text = push("--engine", odd.url, "--adapter", f"a={adapter_dirs['seven-r8']}", code=1)
         assert f"engine {odd.url} cannot be asked what it speaks" in text
-        assert [route for _, route, _ in odd.calls] == ["server_info"]
+        assert [route for _, route, _ in odd.calls] == ["weight_update_status", "server_info"]
 
 
 def test_an_engine_without_server_info_is_not_headrace(adapter_dirs):

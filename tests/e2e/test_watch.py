@@ -154,7 +154,7 @@ def test_what_an_engine_refuses_is_said_once_and_the_next_one_goes(engine, adapt
 
 def test_an_engine_that_comes_back_gets_it(engine, adapter_dirs, tmp_path):
     write(adapter_dirs["seven-r8"], tmp_path / "checkpoint-11")
-    with Proxy(engine, server_info=["lose call for ever"]) as proxy:
+    with Proxy(engine, server_info=["lose call for ever"], weight_update_status=["lose call for ever"]) as proxy:
         with Watch(tmp_path, proxy, "--adapter", "w") as watch:
             settle()
             assert version(engine) != "checkpoint-11"
