@@ -22,6 +22,30 @@ struct hr_dir_source {
     size_t part, tensor; /* next: of adapter `part`, and the base after the last */
 };
 
+static bool has(const char *dir, const char *name) {
+    char *path = hr_path_join(dir, name);
+    bool found = path != NULL && hr_file_exists(path);
+    free(path);
+    return found;
+}
+
+/* What a person may have given instead of an adapter's directory. */
+static hr_status check_dir(const char *dir, hr_error *err) {
+    const char *hint = "";
+    if (has(dir, "adapter_config.json"))
+        return HR_OK;
+    if (!hr_file_exists(dir))
+        hint = "; there is no such directory";
+    else if (!has(dir, "."))
+        hint = "; this is a file: give the directory that it is in";
+    else if (has(dir, "config.json"))
+        hint = "; this is a model directory: did you mean --base?";
+    return hr_fail(err, HR_ERR_NOT_FOUND,
+                   "%s: wanted a PEFT directory with adapter_config.json and "
+                   "adapter_model.safetensors%s",
+                   dir, hint);
+}
+
 static hr_status open_adapter(hr_dir_source *s, size_t i, const hr_dir_adapter *adapter,
                               hr_error *err) {
     char *config = hr_path_join(adapter->dir, "adapter_config.json");
@@ -30,6 +54,8 @@ static hr_status open_adapter(hr_dir_source *s, size_t i, const hr_dir_adapter *
     hr_status status = HR_OK;
     if (config == NULL || tensors == NULL || s->names[i] == NULL)
         status = hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", adapter->dir);
+    if (status == HR_OK)
+        status = check_dir(adapter->dir, err);
     if (status == HR_OK)
         status = hr_file_read(config, MAX_CONFIG_BYTES, &s->configs[i], err);
     if (status == HR_OK)

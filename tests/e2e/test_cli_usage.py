@@ -24,3 +24,14 @@ def test_wrong_usage(words, text):
 def test_token_ids_may_have_commas():
     words = [str(BINARY), "generate", "--engine", "http://127.0.0.1:1", "--ids", "1,2,3", "4"]
     assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1  # asked, and not reachable
+
+
+@pytest.mark.parametrize("given,text", [("missing", "no such directory"), ("file", "give the directory"),
+                                        ("model", "did you mean --base")])
+def test_what_is_no_adapter_directory(given, text, tmp_path):
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    words = [str(BINARY), "push", "--engine", "http://127.0.0.1:1", "--adapter", f"a={tmp_path / given}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and text in done.stderr and "wanted a PEFT directory" in done.stderr, done.stderr
