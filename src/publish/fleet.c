@@ -129,7 +129,8 @@ static bool is_final(hr_status status) {
 
 /* Engines say it in these words, SGLang's with another status. */
 bool hr_fleet_is_taken(const hr_error *err) {
-    return err->status != HR_OK && strstr(err->message, "already open") != NULL;
+    return err->status != HR_OK && (strstr(err->message, "already open") != NULL ||
+                                    strstr(err->message, "holds tensors of the adapter") != NULL);
 }
 
 static bool again(hr_fleet_retry retry, const hr_stage_answer *answer, const stage_run *run) {

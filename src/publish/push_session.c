@@ -29,7 +29,7 @@ static hr_status register_adapters(hr_push_run *run, hr_error *err) {
         request.registration = &run->push->adapters[i];
         if (run->traits->register_once && hr_publisher_is_registered(run->p, request.registration))
             continue;
-        HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
+        HR_TRY(hr_push_stage(run, &request, HR_RETRY_BEGIN, err));
         if (run->traits->register_once)
             HR_TRY(hr_publisher_set_registered(run->p, request.registration, err));
     }
