@@ -67,10 +67,12 @@ OF_ONE = [
      "    bool half = false;"),
     (P + "push_session.c", "    if (late.status == HR_OK)\n        return status;", "    return status;"),
     # ---- calls that get lost ----
-    (P + "fleet.c", "        return answer->lost && tries < LOST_TRIES;", "        return false;"),
+    (P + "fleet.c", "        return answer->lost && run->lost < LOST_TRIES;", "        return false;"),
     (P + "fleet.c", "        return answer->lost || !is_final(answer->status);", "        return false;"),
     (P + "fleet.c", "        return answer->lost || !is_final(answer->status);", "        return true;"),
-    (P + "fleet.c", "        if (time_left && again(", "        if (again("),
+    (P + "fleet.c", "    if (answer->lost ? !run->time_left : !run->time_to_wait)\n", "    if (false)\n"),
+    (P + "fleet.c", "        return answer->lost ? run->lost < LOST_TRIES : hr_fleet_is_taken(&answer->err);",
+     "        return answer->lost;"),
     (P + "publisher.c", "        publisher->cancelled = true;", "        ;"),
     (P + "push.c", "    if (!atomic_compare_exchange_strong(&p->busy, &idle, true))", "    if (false)"),
 ]
