@@ -328,6 +328,17 @@ def test_verify_names_what_differs(engines, adapter_dirs, tmp_path):
     assert rows[1]["differences"] == [f"{name.removeprefix('base_model.model.')}: other bytes"]
 
 
+def test_verify_sees_another_scaling(engine, adapter_dirs, tmp_path):
+    """The same tensors under another lora_alpha compute something else."""
+    push("--engine", engine.url, "--adapter", f"a={adapter_dirs['seven-r8']}")
+    odd = shutil.copytree(adapter_dirs["seven-r8"], tmp_path / "odd")
+    config = json.loads((odd / "adapter_config.json").read_text())
+    (odd / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
+    done = cli("verify", "--engine", engine.url, "--adapter", f"a={odd}", "--json", code=4)
+    [row] = json.loads(done.stdout)["engines"]
+    assert row["differences"] and all(".scaling" in difference for difference in row["differences"])
+
+
 def test_status(engines):
     one, _ = engines
     done = cli("status", "--engine", one.url, "http://127.0.0.1:1", "--json", code=1)
