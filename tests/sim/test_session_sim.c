@@ -422,7 +422,10 @@ static bool applies(push_plan plan, sim_fault fault, size_t at) {
     push_make(&p, plan, 2);
     step_kind kind = p.steps[at].kind;
     bool carries = kind == STEP_BUCKET || kind == STEP_APPLY;
-    bool two_alike = p.per_bucket > 1 && p.n - p.steps[at].index * p.per_bucket > 1;
+    size_t first = p.steps[at].index * p.per_bucket;
+    size_t end = carries && p.n - first > p.per_bucket ? first + p.per_bucket : p.n;
+    bool two_alike =
+        carries && end - first > 1 && p.tensors[end - 1].size == p.tensors[end - 2].size;
     bool without_manifest = kind == STEP_END || kind == STEP_PREPARE;
     push_free(&p);
     switch (fault) {
