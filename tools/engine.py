@@ -45,7 +45,8 @@ class Engine:
             command.append("--skip-tokenizer-init")
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            command + [str(flag) for flag in flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            command + [str(flag) for flag in flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace")
         self._log = collections.deque(maxlen=400)
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
