@@ -62,6 +62,18 @@ def test_after_the_wait_the_session_is_named_and_can_be_aborted(engines, adapter
     cli(*words)
 
 
+def test_the_state_says_when_a_silent_session_goes(engines):
+    one, _ = engines
+    assert session(one)["lease_ms"] == 0
+    begin(one, "silent", lease_seconds=90)
+    assert session(one)["lease_ms"] == one.get("/server_info").json()["weight_update"]["lease_ms"] == 90_000
+    assert "dropped after 90.0 s of silence" in cli("status", "--engine", one.url).stdout
+    row, = json.loads(cli("status", "--engine", one.url, "--json").stdout)["engines"]
+    assert row["session_lease_ms"] == 90_000
+    cli("push", "--abort", "silent", "--engine", one.url)
+    assert session(one)["lease_ms"] == 0 and "silence" not in cli("status", "--engine", one.url).stdout
+
+
 @pytest.mark.parametrize("transport", ["auto", "sglang"])
 def test_a_push_that_gives_up_leaves_the_session_of_another_alone(engines, adapter_dirs, transport):
     one, _ = engines

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.e2e.observe import state, wait_for
 from tools.engine import Engine
 
 PROMPT = [5, 17, 40, 8, 99, 3, 250]
@@ -27,17 +28,6 @@ def server(tiny_dir, adapter_dirs):
         engine.load("ad", adapter_dirs["seven-r8"])
         yield engine
         assert engine.process.poll() is None, engine.log()
-
-
-def state(engine):
-    return engine.get("/server_info").json()["internal_states"][0]
-
-
-def wait_for(engine, condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition(state(engine)):
-        assert time.monotonic() < deadline, state(engine)
-        time.sleep(0.01)
 
 
 def is_idle(s):

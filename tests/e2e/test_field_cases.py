@@ -77,7 +77,7 @@ import requests
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from tests.e2e import trainer_forms as forms
+from tests.e2e import observe, trainer_forms as forms
 from tools.engine import Engine
 
 PROMPT = [5, 17, 40, 8, 99, 3, 250]
@@ -85,21 +85,8 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 LONG = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
 
 
-def state(engine):
-    return engine.get("/server_info").json()["internal_states"][0]
-
-
 def at_rest(engine):
-    deadline = time.monotonic() + 20
-    while True:
-        now = state(engine)
-        if now["running"] == now["queued"] == now["leases"] == 0:
-            break
-        assert time.monotonic() < deadline, now
-        time.sleep(0.01)
-    assert now["leases_acquired"] == now["leases_released"], now
-    assert now["kv_pages_free"] + now["kv_pages_cached"] == now["kv_pages"], now
-    assert now["requests_started"] == now["requests_finished"] + now["requests_aborted"], now
+    observe.at_rest(engine)
     assert len(answer(engine)) == 6
 
 
@@ -140,15 +127,6 @@ def loaded(engine):
 def edit_tensors(path, change):
     file = path / "adapter_model.safetensors"
     save_file({key: change(key, value) for key, value in load_file(file).items()}, file)
-
-
-def descriptors(engine):
-    return len(os.listdir(f"/proc/{engine.process.pid}/fd"))
-
-
-def resident_kib(engine):
-    lines = open(f"/proc/{engine.process.pid}/status").read().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
 def test_case_10_modules_that_the_server_was_not_told_of_are_not_dropped(tiny_dir, copy, adapter_dirs):
@@ -237,11 +215,11 @@ def test_case_25_a_query_that_is_no_text_is_refused(engine, adapter_dirs, value)
 @pytest.mark.parametrize("batch", [False, True])
 def test_case_37_a_name_that_is_not_loaded_never_gets_the_base(engine, adapter_dirs, name, batch):
     engine.load("known", adapter_dirs["qv-r1"])
-    before = state(engine)["generated_tokens"]
+    before = observe.state(engine)["generated_tokens"]
     body = {"input_ids": [PROMPT] * 3, "lora_path": ["known", name, None]} if batch else {"input_ids": PROMPT, "lora_path": name}
     reply = engine.post("/generate", body)
     assert reply.status_code == 400 and "not loaded" in reply.json()["error"]["message"]
-    assert state(engine)["generated_tokens"] == before
+    assert observe.state(engine)["generated_tokens"] == before
 
 
 def test_case_39_loads_leave_no_descriptor_and_no_memory_behind(engine, adapter_dirs, copy):
@@ -255,10 +233,10 @@ def test_case_39_loads_leave_no_descriptor_and_no_memory_behind(engine, adapter_
             assert engine.post("/load_lora_adapter", {"lora_name": "x", "lora_path": str(bad)}).status_code == 400
 
     rounds(60)
-    before, memory = descriptors(engine), resident_kib(engine)
+    before, memory = observe.descriptors(engine), observe.resident(engine)
     rounds(300)
-    assert descriptors(engine) == before
-    assert resident_kib(engine) - memory < 8 << 10
+    assert observe.descriptors(engine) == before
+    assert observe.resident(engine) - memory < 8 << 20
 
 
 def test_case_40_paths_in_a_config_are_not_followed(engine, adapter_dirs, tmp_path):
@@ -375,11 +353,11 @@ def test_case_47_abort_pause_and_flush_at_once(engine):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(20):
             streams = [pool.submit(engine.generate, input_ids=PROMPT + [i + 3], sampling_params=LONG) for i in range(8)]
-            while not any(stream.done() for stream in streams) and state(engine)["running"] == 0:
+            while not any(stream.done() for stream in streams) and observe.state(engine)["running"] == 0:
                 time.sleep(0.001)
             engine.call("/pause_generation", {"mode": "abort"})
             assert engine.get("/flush_cache").status_code == 200
-            assert state(engine)["kv_pages_free"] == state(engine)["kv_pages"]
+            assert observe.state(engine)["kv_pages_free"] == observe.state(engine)["kv_pages"]
             engine.call("/continue_generation", {})
             for stream in streams:
                 assert stream.result(20)["meta_info"]["finish_reason"]["type"] in ("abort", "length")
@@ -494,9 +472,9 @@ def test_case_66_a_new_name_for_each_version(tiny_dir, adapter_dirs, route):
             assert loaded(engine) == names == {a["lora_name"] for a in engine.get("/server_info").json()["adapters"]}
             output = answer(engine, name)
             assert expected.setdefault(version % 3, output) == output
-            sizes.append(resident_kib(engine))
+            sizes.append(observe.resident(engine))
         assert len({str(output) for output in expected.values()}) == 3
-        assert sizes[-1] - sizes[20] < 8 << 10
+        assert sizes[-1] - sizes[20] < 8 << 20
         if "path" in route or route == "disk":  # an old name is read again from its directory, and its content with it
             assert answer(engine, "x-v2") == expected[2]
         at_rest(engine)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from tests.e2e import trainer_forms as forms
+from tests.e2e.observe import state, wait_for
 from tools.engine import Engine
 
 PROMPT = [(7 * i * i + 5) % 300 + 3 for i in range(70)]  # longer than a page of the cache
@@ -70,17 +71,6 @@ def server(tiny_dir):
     with engine:
         yield engine
         assert engine.process.poll() is None, engine.log()
-
-
-def state(engine):
-    return engine.get("/server_info").json()["internal_states"][0]
-
-
-def wait_for(engine, condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition(state(engine)):
-        assert time.monotonic() < deadline, state(engine)
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import threading
-import time
 
 import pytest
 import requests
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from tests.e2e import trainer_forms as forms
+from tests.e2e.observe import descriptors, resident
 from tools.engine import BINARY, Engine
 
 PROMPT = [5, 17, 40, 8, 99, 3, 250]
@@ -314,21 +314,6 @@ def test_case_3_an_upsert_switches_the_whole_adapter(engine, live, expected, ada
     assert bits(engine, None) == expected[None]
 
 
-def resident_kib(engine):
-    lines = open(f"/proc/{engine.process.pid}/status").read().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
-
-
-def descriptors(engine):
-    """At rest: an engine closes its end of a connection a little after the client closed his."""
-    counts = []
-    while len(counts) < 3 or len(set(counts[-3:])) > 1:
-        counts.append(len(os.listdir(f"/proc/{engine.process.pid}/fd")))
-        time.sleep(0.1)
-        assert len(counts) < 100, counts
-    return counts[-1]
-
-
 @pytest.mark.parametrize("route", ROUTES[:6])
 def test_case_39_upserts_leave_no_descriptor_and_no_memory_behind(engine, live, expected, old, new, tmp_path, route):
     """Neither those that succeed nor those that are refused."""
@@ -339,7 +324,7 @@ def test_case_39_upserts_leave_no_descriptor_and_no_memory_behind(engine, live, 
             assert not route(engine, live, FAULTS["all but the end of the payload"](new), tmp_path)
 
     rounds(30)
-    files, memory = descriptors(engine), resident_kib(engine)
+    files, memory = descriptors(engine), resident(engine)
     rounds(60)
-    assert descriptors(engine) <= files and resident_kib(engine) - memory < 6 << 10
+    assert descriptors(engine) <= files and resident(engine) - memory < 6 << 20
     assert bits(engine, live) == expected["old"]

@@ -2,13 +2,13 @@
 
 import http.client
 import json
-import pathlib
 import threading
 import time
 
 import pytest
 from safetensors.torch import save
 
+from tests.e2e import observe
 from tests.e2e.trainer_model import Learner
 from tools.engine import Engine
 
@@ -19,32 +19,11 @@ BODY = {"input_ids": [5, 17, 40, 8, 99, 3, 250], "return_logprob": True,
 SLACK_BYTES = 8 << 20  # of heap that is not given back; the pushes of the test carry several times as much
 
 
-def state(engine):
-    return engine.get("/server_info").json()["internal_states"][0]
-
-
-def resident(engine) -> int:
-    lines = pathlib.Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
-
-
-def descriptors(engine) -> int:
-    return len(list(pathlib.Path(f"/proc/{engine.process.pid}/fd").iterdir()))
-
-
 def at_rest(engine):
-    """Leases, memory and descriptors once nothing runs any more."""
-    deadline = time.monotonic() + 20
-    while True:
-        now = state(engine)
-        if now["running"] == now["queued"] == now["leases"] == 0:
-            break
-        assert time.monotonic() < deadline, now
-        time.sleep(0.05)
-    assert now["leases_acquired"] == now["leases_released"]
+    """Memory and descriptors once nothing runs any more."""
+    observe.at_rest(engine)
     engine.http.close()
-    time.sleep(0.3)  # until the server has seen the connections close
-    return resident(engine), descriptors(engine)
+    return observe.resident(engine), observe.descriptors(engine)
 
 
 def ask(connection, body):

@@ -11,6 +11,7 @@ import time
 import pytest
 import requests
 
+from tests.e2e.observe import wait_for
 from tools.engine import Engine
 
 PROMPT = [5, 17, 40, 8, 99, 3, 250]
@@ -30,13 +31,7 @@ def descriptors():
 def good(tiny):
     yield tiny
     assert len(tiny.generate(input_ids=PROMPT, sampling_params=GREEDY)["output_ids"]) == 4
-    deadline = time.monotonic() + 10
-    while True:
-        state = tiny.get("/server_info").json()["internal_states"][0]
-        if state["running"] == state["queued"] == state["leases"] == 0:
-            return
-        assert time.monotonic() < deadline, state
-        time.sleep(0.02)
+    wait_for(tiny, lambda s: s["running"] == s["queued"] == s["leases"] == 0, 10)
 
 
 def connect(engine):

@@ -6,7 +6,6 @@ Runs tests/unit/format/torch_tool.
 
 import base64
 import collections
-import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -26,6 +25,8 @@ import torch
 import torch.multiprocessing
 from multiprocessing.reduction import ForkingPickler
 from safetensors.torch import save_file
+
+from tests.e2e.trainer_forms import sharing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = pathlib.Path(os.environ.get("HEADRACE_BUILD", ROOT / "build")) / "tests/unit/format/torch_tool"
@@ -377,17 +378,6 @@ def shared_objects():
     """Count of each object of this process in /dev/shm, without those of payloads that other tests never had read."""
     mine = [name for name in shared_names() if name not in ABANDONED]
     return {name: int.from_bytes(pathlib.Path("/dev/shm", name).read_bytes()[:4], "little") for name in mine}
-
-
-@contextlib.contextmanager
-def sharing(strategy):
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy(strategy)
-    try:
-        yield
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)
-        gc.collect()
 
 
 def fork_pickle(value):

@@ -3,9 +3,11 @@
 HEADRACE_PYTHON names a folder where it is installed already.
 """
 
+import atexit
 import functools
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ def folder() -> pathlib.Path:
     if "HEADRACE_PYTHON" in os.environ:
         return pathlib.Path(os.environ["HEADRACE_PYTHON"])
     target = pathlib.Path(tempfile.mkdtemp(prefix="headrace-package-"))
+    atexit.register(shutil.rmtree, target, ignore_errors=True)
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target), str(ROOT)],
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
