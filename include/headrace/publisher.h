@@ -79,8 +79,9 @@ typedef struct hr_group {
     /* Gives every rank what every rank has: each is called once per rank, in rank order, on this
      * thread, with bytes that are valid during that call. n may differ between ranks. Must end in
      * bounded time on every rank, also when one is gone (HR_ERR_PEER or HR_ERR_TIMEOUT, naming the
-     * rank). The bound must be eight times timeout_ms or more of the publisher: ranks wait here while
-     * rank 0 speaks to the engines. Called from the thread that pushes. */
+     * rank). The bound must be eight times timeout_ms or more of the publisher: ranks wait here
+     * while rank 0 speaks to the engines, a few calls at a time, however many adapters there are.
+     * Called from the thread that pushes. */
     hr_status (*allgather)(void *self, const void *mine, size_t n,
                            void (*each)(void *ctx, uint32_t rank, const void *bytes, size_t n),
                            void *ctx, hr_error *err);

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 DEFAULT_BUCKET_BYTES = 512 << 20
-# Ranks wait in a collective while rank 0 speaks to the engines: longer than all of its calls may take together.
+# Ranks wait in a collective while rank 0 speaks to the engines: in timeouts, as publisher.h asks for it of a group.
 GROUP_PATIENCE = 8
 
 

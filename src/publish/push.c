@@ -1,9 +1,9 @@
 /* A push from the first check to the receipt.
  *
- * All ranks make the same rounds (round.h): what is pushed; one round for each bucket, whose first
- * also says whether the session was opened, before anybody sends; then prepared; committed. Rank 0
- * alone drives the session between them, every rank sends its own buckets. A lone publisher makes
- * the same rounds with itself. */
+ * All ranks make the same rounds (round.h): what is pushed; one for each adapter that is
+ * registered; one for each bucket, whose first also says whether the session was begun, before
+ * anybody sends; then prepared; committed. Rank 0 alone drives the session between them, every rank
+ * sends its own buckets. A lone publisher makes the same rounds with itself. */
 #include "publish/push_run.h"
 #include "publish/receipt.h"
 #include "weights/names.h"
@@ -78,15 +78,13 @@ static hr_status sum_up(hr_push_run *run, hr_error *err) {
 
 static hr_status run_session(hr_push_run *run, hr_error *err) {
     hr_error local;
-    if (hr_push_leads(run))
-        hr_push_note(run, hr_push_open(run, &local), &local);
+    HR_TRY(hr_push_open(run, err));
     uint64_t start = hr_push_now(run);
     HR_TRY(hr_push_stream(run, err));
     run->facts.stream_ns = hr_push_now(run) - start;
     HR_TRY(hr_push_check_stream(run, err));
+    HR_TRY(hr_push_send_gathered(run, err));
     hr_push_note(run, sum_up(run, &local), &local);
-    if (hr_push_leads(run) && run->failure.status == HR_OK)
-        hr_push_note(run, hr_push_send_gathered(run, &local), &local);
     if (hr_push_leads(run) && run->failure.status == HR_OK)
         hr_push_note(run, hr_push_prepare(run, &local), &local);
     HR_TRY(hr_push_agree(run, err));

@@ -88,11 +88,15 @@ hr_status hr_push_set_up(hr_push_run *run, hr_error *err);
  * has anything new. */
 hr_status hr_push_declare(hr_push_run *run, bool *skip, hr_error *err);
 
-/* ---- push_session.c, on rank 0 ---- */
+/* ---- push_session.c ---- */
 
-/* Pauses and flushes where asked, registers, begins. */
+/* Rank 0 pauses and flushes where asked, registers, begins. All ranks call it: with a round for
+ * each adapter nobody waits longer for the others when there are more adapters. How begin ended is
+ * told in the round that follows. */
 hr_status hr_push_open(hr_push_run *run, hr_error *err);
-/* Prepares on all engines and compares their receipts with what was sent. */
+/* The rest of it on rank 0 alone.
+ *
+ * Prepares on all engines and compares their receipts with what was sent. */
 hr_status hr_push_prepare(hr_push_run *run, hr_error *err);
 /* Commits on all; a failure says who has and what to do. */
 hr_status hr_push_commit(hr_push_run *run, hr_error *err);
@@ -111,7 +115,7 @@ hr_status hr_push_stream(hr_push_run *run, hr_error *err);
 void hr_push_outgoing_free(hr_push_outgoing *out); /* back to zero */
 /* That everything declared has come; found in the same way on every rank. */
 hr_status hr_push_check_stream(const hr_push_run *run, hr_error *err);
-/* Adapters that were gathered on rank 0, each in a bucket of its own. */
+/* Adapters that were gathered on rank 0, each in a bucket of its own and a round. */
 hr_status hr_push_send_gathered(hr_push_run *run, hr_error *err);
 
 #endif

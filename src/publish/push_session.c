@@ -18,22 +18,20 @@ static bool flushes(const hr_push_run *run) {
 
 static hr_status pause_engines(hr_push_run *run, hr_error *err) {
     hr_stage_request request = hr_push_request(run, HR_STAGE_PAUSE);
+    if (!pauses(run))
+        return HR_OK;
     HR_TRY(hr_push_stage(run, &request, HR_RETRY_LOST, err));
     request.stage = HR_STAGE_FLUSH;
     return flushes(run) ? hr_push_stage(run, &request, HR_RETRY_ALL, err) : HR_OK;
 }
 
-static hr_status register_adapters(hr_push_run *run, hr_error *err) {
+static hr_status register_adapter(hr_push_run *run, const hr_push_adapter *adapter, hr_error *err) {
     hr_stage_request request = hr_push_request(run, HR_STAGE_REGISTER);
-    for (size_t i = 0; i < run->push->n_adapters; i++) {
-        request.registration = &run->push->adapters[i];
-        if (run->traits->register_once && hr_publisher_is_registered(run->p, request.registration))
-            continue;
-        HR_TRY(hr_push_stage(run, &request, HR_RETRY_BEGIN, err));
-        if (run->traits->register_once)
-            HR_TRY(hr_publisher_set_registered(run->p, request.registration, err));
-    }
-    return HR_OK;
+    if (run->traits->register_once && hr_publisher_is_registered(run->p, adapter))
+        return HR_OK;
+    request.registration = adapter;
+    HR_TRY(hr_push_stage(run, &request, HR_RETRY_BEGIN, err));
+    return run->traits->register_once ? hr_publisher_set_registered(run->p, adapter, err) : HR_OK;
 }
 
 static bool is_first(const hr_fleet_engine *engine) {
@@ -67,15 +65,21 @@ static hr_status begin(hr_push_run *run, hr_error *err) {
 }
 
 hr_status hr_push_open(hr_push_run *run, hr_error *err) {
+    hr_error local;
     uint64_t start = hr_push_now(run);
-    if (pauses(run))
-        HR_TRY(pause_engines(run, err));
+    if (hr_push_leads(run))
+        hr_push_note(run, pause_engines(run, &local), &local);
     run->facts.pause_ns = hr_push_now(run) - start;
     start = hr_push_now(run);
-    HR_TRY(register_adapters(run, err));
+    for (size_t i = 0; i < run->push->n_adapters; i++) {
+        if (hr_push_leads(run) && run->failure.status == HR_OK)
+            hr_push_note(run, register_adapter(run, &run->push->adapters[i], &local), &local);
+        HR_TRY(hr_push_agree(run, err));
+    }
     run->facts.register_ns = hr_push_now(run) - start;
     start = hr_push_now(run);
-    HR_TRY(begin(run, err));
+    if (hr_push_leads(run) && run->failure.status == HR_OK)
+        hr_push_note(run, begin(run, &local), &local);
     run->facts.begin_ns = hr_push_now(run) - start;
     return HR_OK;
 }

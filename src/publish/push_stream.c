@@ -343,18 +343,23 @@ static hr_wire_bucket *look_ahead(void *ctx) {
     return run->failure.status == HR_OK && next_way(run)->packed ? &next_way(run)->wire : NULL;
 }
 
-/* Adapters that were gathered, each in a bucket of its own. */
-hr_status hr_push_send_gathered(hr_push_run *run, hr_error *err) {
-    hr_status status = HR_OK;
+static hr_status send_adapter(hr_push_run *run, const char *adapter, hr_error *err) {
     hr_tensor *list = calloc(run->gathered.n + 1, sizeof *list);
     if (list == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu tensors", run->gathered.n);
-    for (size_t i = 0; i < run->push->n_adapters && status == HR_OK; i++) {
-        size_t n = hr_gather_list(&run->gathered, run->push->adapters[i].name, list);
-        status = send_list(run, list, n, err);
-    }
+    hr_status status = send_list(run, list, hr_gather_list(&run->gathered, adapter, list), err);
     free(list);
     return status;
+}
+
+hr_status hr_push_send_gathered(hr_push_run *run, hr_error *err) {
+    hr_error local;
+    for (size_t i = 0; hr_push_gathers(run) && i < run->push->n_adapters; i++) {
+        if (hr_push_leads(run))
+            hr_push_note(run, send_adapter(run, run->push->adapters[i].name, &local), &local);
+        HR_TRY(hr_push_agree(run, err));
+    }
+    return HR_OK;
 }
 
 /* The bucket whose turn it is; *last when no rank has one. */

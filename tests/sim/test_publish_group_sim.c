@@ -269,6 +269,23 @@ static void a_fault_on_each_rank_at_each_call(void **state) {
     }
 }
 
+/* Ranks wait in a round for the registration of one adapter, however many there are. */
+static void each_adapter_is_registered_in_a_round_of_its_own(void **state) {
+    (void)state;
+    for (unsigned adapter = 0; adapter < 2; adapter++) {
+        stand s;
+        stand_open(&s, 100);
+        prepare(&s, 1);
+        fleet_link_init(&s.ranks[0].link, &s.fleet, 2 * adapter, FAULT_REFUSE);
+        run(&s);
+        assert_int_equal(s.ranks[0].link.stage, HR_STAGE_REGISTER);
+        expect_same_failure(&s, HR_ERR_INVALID, "rank 0: engine http://engine-0, register");
+        for (uint32_t r = 0; r < GROUP_RANKS; r++)
+            assert_int_equal(s.ranks[r].member.rounds, 2 + adapter); /* after what is pushed */
+        stand_close(&s);
+    }
+}
+
 static void a_source_that_fails_on_any_rank_fails_all(void **state) {
     (void)state;
     for (uint32_t r = 0; r < GROUP_RANKS; r++) {
@@ -294,7 +311,7 @@ static void a_source_that_fails_on_any_rank_fails_all(void **state) {
 static void a_rank_that_is_gone_ends_the_others(void **state) {
     (void)state;
     for (uint32_t r = 0; r < GROUP_RANKS; r++) {
-        for (unsigned round = 0; round < 4; round++) {
+        for (unsigned round = 0; round < 6; round++) {
             stand s;
             stand_open(&s, 1 << 20);
             push_all(&s, 1);
@@ -382,6 +399,7 @@ int main(void) {
         cmocka_unit_test(adapters_that_must_go_whole_are_gathered),
         cmocka_unit_test(replicas_that_differ_are_refused),
         cmocka_unit_test(a_fault_on_each_rank_at_each_call),
+        cmocka_unit_test(each_adapter_is_registered_in_a_round_of_its_own),
         cmocka_unit_test(a_source_that_fails_on_any_rank_fails_all),
         cmocka_unit_test(a_rank_that_is_gone_ends_the_others),
         cmocka_unit_test(different_lists_are_refused_before_any_call),
