@@ -120,6 +120,7 @@ static void any_bucket_size_publishes_the_same(void **state) {
         if (i == 0)
             memcpy(first, receipt->xxh3, sizeof first);
         assert_memory_equal(first, receipt->xxh3, sizeof first);
+        assert_int_equal(s.link.looked, receipt->buckets - 1); /* all but the first */
         uint64_t most = sizes[i] > 700 ? sizes[i] - 1 : 700;
         assert_in_range(s.link.largest_bucket, 1, most);
         assert_in_range(s.source.most_live, 1, 2 * most + s.source.largest_unit);
