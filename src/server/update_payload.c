@@ -78,35 +78,47 @@ hr_status hr_update_payload_decode_list(const cJSON *args, const char *key, bool
     return hr_update_payload_decode(list->child, what, flattened, out, err);
 }
 
-static bool stands_again(const cJSON *text) {
-    for (const cJSON *later = text->next; later != NULL; later = later->next) {
-        if (cJSON_IsString(later) && later->valuestring != NULL &&
-            strcmp(later->valuestring, text->valuestring) == 0)
-            return true;
-    }
-    return false;
+static bool is_unread(const cJSON *text) {
+    return cJSON_IsString(text) && text->valuestring != NULL;
 }
 
 static void give_back(cJSON *text) {
     hr_update_payload payload;
     hr_error ignored; /* the call has been refused for something else */
-    if (cJSON_IsString(text) && text->valuestring != NULL && /* NULL: it was read */
-        hr_update_payload_decode(text, "", false, &payload, &ignored) == HR_OK)
+    if (hr_update_payload_decode(text, "", false, &payload, &ignored) == HR_OK)
         payload.release(payload.owner);
+}
+
+static int compare_texts(const void *a, const void *b) {
+    return strcmp((*(cJSON *const *)a)->valuestring, (*(cJSON *const *)b)->valuestring);
+}
+
+/* Each text once. Sorted, since a list that is refused may have millions of them. */
+static void give_back_list(const cJSON *list) {
+    cJSON *text, **texts = malloc(((size_t)cJSON_GetArraySize(list) + 1) * sizeof *texts);
+    size_t n = 0;
+    if (texts == NULL)
+        return;
+    cJSON_ArrayForEach(text, list) {
+        if (is_unread(text))
+            texts[n++] = text;
+    }
+    qsort(texts, n, sizeof *texts, compare_texts);
+    for (size_t i = 0; i < n; i++) {
+        if (i + 1 == n || compare_texts(&texts[i], &texts[i + 1]) != 0)
+            give_back(texts[i]);
+    }
+    free(texts);
 }
 
 void hr_update_payload_give_back(const cJSON *args) {
     static const char *const keys[] = {"serialized_tensors", "serialized_named_tensors"};
     for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
-        cJSON *item = hr_json_get(args, keys[k]), *text;
-        if (!cJSON_IsArray(item)) {
+        cJSON *item = hr_json_get(args, keys[k]);
+        if (cJSON_IsArray(item))
+            give_back_list(item);
+        else if (is_unread(item))
             give_back(item);
-            continue;
-        }
-        cJSON_ArrayForEach(text, item) {
-            if (!cJSON_IsString(text) || text->valuestring == NULL || !stands_again(text))
-                give_back(text);
-        }
     }
 }
 

@@ -58,6 +58,7 @@ static void read_payloads(cJSON *args, hr_error *err) {
     if (one != NULL &&
         taken(hr_update_payload_decode(one, "serialized_tensors", flattened, &payload, err), err))
         check_payload(&payload);
+    hr_update_payload_give_back(args);
 }
 
 static void read_all(cJSON *args) {
