@@ -1,5 +1,6 @@
 /* Routes of SGLang that this engine does not serve: each says at once why and what to send instead,
  * because a trainer that waits for a peer who never comes hangs. */
+#include "server/reply.h"
 #include "server/update_call.h"
 
 #include <string.h>
@@ -32,6 +33,7 @@ static const struct {
 
 void hr_route_refused(hr_exchange *exchange, void *app) {
     hr_server *server = app;
+    hr_error err;
     hr_buf body = {0};
     hr_json_writer w;
     size_t i = 0;
@@ -39,15 +41,17 @@ void hr_route_refused(hr_exchange *exchange, void *app) {
         i++;
         HR_ASSERT(i < sizeof refused / sizeof refused[0]); /* the table of routes has others */
     }
+    hr_fail(&err, HR_ERR_UNSUPPORTED, "%s", refused[i].why);
+    hr_log_refusal(exchange, &err);
     hr_json_writer_init(&w, &body);
     hr_json_object_begin(&w);
     hr_json_put_bool(&w, "success", false);
-    hr_json_put_string(&w, refused[i].adapters ? "error_message" : "message", refused[i].why);
+    hr_json_put_string(&w, refused[i].adapters ? "error_message" : "message", err.message);
     if (refused[i].adapters) {
         hr_json_key(&w, "loaded_adapters");
         hr_write_loaded_adapters(server->options.engine, &w);
     }
-    hr_json_put_string(&w, "status", hr_status_name(HR_ERR_UNSUPPORTED));
+    hr_json_put_string(&w, "status", hr_status_name(err.status));
     hr_json_object_end(&w);
     hr_exchange_reply(exchange, 400, &body);
 }

@@ -63,6 +63,13 @@ def test_what_was_not_published_is_a_warning_with_the_reason(engine):
     assert expired.startswith("WARN rolled back session three: its lease ran out")
 
 
+def test_a_route_that_is_not_served_is_a_warning_too(engine):
+    seen = len(engine.log().splitlines())
+    assert engine.post("/init_weights_update_group", {}).status_code == 400
+    line, = new_lines(engine, seen, 1)
+    assert line.startswith("WARN refused /init_weights_update_group (") and "torch.distributed" in line
+
+
 def test_steering_is_a_line_and_requests_are_none(engine, adapter_dirs):
     seen = len(engine.log().splitlines())
     path = adapter_dirs["seven-r8"]
