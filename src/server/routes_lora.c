@@ -1,18 +1,13 @@
 /* /load_lora_adapter and /unload_lora_adapter. */
 #include "format/json.h"
-#include "format/json_writer.h"
 #include "server/call.h"
 #include "server/reply.h"
-
-#include <stdlib.h>
+#include "server/update_call.h"
 
 /* {"success", "error_message", "loaded_adapters": {name: path}} */
 static void answer(hr_exchange *exchange, hr_call *c) {
     if (c->status != HR_OK)
         hr_log_refusal(exchange, &c->err);
-    hr_adapter_info *adapters = NULL;
-    size_t n = 0;
-    hr_status status = hr_engine_list_adapters(c->server->options.engine, &adapters, &n, NULL);
     hr_buf body = {0};
     hr_json_writer w;
     hr_json_writer_init(&w, &body);
@@ -20,12 +15,8 @@ static void answer(hr_exchange *exchange, hr_call *c) {
     hr_json_put_bool(&w, "success", c->status == HR_OK);
     hr_json_put_string(&w, "error_message", c->status == HR_OK ? "" : c->err.message);
     hr_json_key(&w, "loaded_adapters");
-    hr_json_object_begin(&w);
-    for (size_t i = 0; status == HR_OK && i < n; i++)
-        hr_json_put_string(&w, adapters[i].name, adapters[i].path);
+    hr_write_loaded_adapters(c->server->options.engine, &w);
     hr_json_object_end(&w);
-    hr_json_object_end(&w);
-    free(adapters);
     unsigned http_status = hr_http_status_of(c->status);
     if (http_status == 503)
         hr_exchange_header(exchange, "Retry-After", "1");
@@ -39,8 +30,7 @@ static void run_load(hr_call *c) {
 
 static void run_unload(hr_call *c) {
     c->status = hr_engine_unload_adapter(c->server->options.engine, c->name, &c->err);
-    if (c->status ==
-        HR_ERR_BUSY) /* an update holds the name: a refusal, and no queue that is full */
+    if (c->status == HR_ERR_BUSY) /* an update holds the name: no queue is full */
         c->status = HR_ERR_SESSION;
 }
 
