@@ -51,8 +51,6 @@ static hr_status merge_body(hr_update_call *c, hr_error *err) {
 }
 
 static hr_status read_args(hr_update_call *c, hr_error *err) {
-    c->args = c->query;
-    c->query = NULL;
     if (!c->route->image)
         HR_TRY(merge_body(c, err));
     return hr_args_check(c->args, c->route->keys, err);
@@ -130,7 +128,6 @@ static void ready(hr_exchange *exchange, void *ctx) {
 static void free_call(void *ctx) {
     hr_update_call *c = ctx;
     hr_body_free(&c->body);
-    cJSON_Delete(c->query);
     cJSON_Delete(c->args);
     hr_receipt_free(c->receipt);
     hr_buf_free(&c->members);
@@ -180,7 +177,7 @@ void hr_update_call_start(hr_server *server, hr_exchange *exchange, const hr_upd
     c->route = route;
     c->server = server;
     c->exchange = exchange;
-    c->query = reader.query;
+    c->args = reader.query;
     c->body = hr_exchange_take_body(exchange);
     hr_exchange_async async = {.ctx = c, .ready = ready, .release = free_call};
     hr_exchange_defer(exchange, &async);

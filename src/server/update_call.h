@@ -34,8 +34,7 @@ struct hr_update_call {
     hr_server *server;
     hr_exchange *exchange;
     hr_body body; /* until it is parsed; an image's stays until run takes it */
-    cJSON *query; /* an object of strings */
-    cJSON *args;  /* in run: all arguments, checked for unknown keys */
+    cJSON *args;  /* those of the query string; in run: all of them, checked for unknown keys */
 
     /* What run says of a success. */
     char message[512];   /* "" = "Success" */
@@ -53,7 +52,7 @@ void hr_update_call_start(hr_server *server, hr_exchange *exchange, const hr_upd
 /* The object of all adapters that are loaded, {name: path}. */
 void hr_write_loaded_adapters(hr_engine *engine, hr_json_writer *w);
 
-/* {"state", "session_id", ..., "stages"}: a receipt as an object. */
+/* {"state", "session_id", ..., "milliseconds"}: a receipt as an object. */
 void hr_write_receipt(const hr_receipt *receipt, hr_json_writer *w);
 
 #endif
