@@ -73,11 +73,11 @@ static hr_status give(hr_update_call *c, const hr_update_payload *payload,
     return hr_receiver_apply(receiver_of(c), registration, &bucket, &end, &c->receipt, err);
 }
 
-static void say_success(hr_update_call *c, const hr_update_options *o, bool in_session) {
-    bool stamped = !in_session && o->weight_version != NULL;
-    snprintf(c->message, sizeof c->message, "Success%s%s%s",
-             stamped ? " Weight version updated to " : "", stamped ? o->weight_version : "",
-             stamped ? "." : "");
+/* stamped: the version that came into force with it; NULL: none. */
+static void say_success(hr_update_call *c, const char *what, const char *stamped) {
+    snprintf(c->message, sizeof c->message, "%s%s%s%s", what,
+             stamped != NULL ? " Weight version updated to " : "", stamped != NULL ? stamped : "",
+             stamped != NULL ? "." : "");
 }
 
 /* The session that this bucket was for must not end as if it had come. */
@@ -109,7 +109,7 @@ static hr_status run_tensor(hr_update_call *c, hr_error *err) {
         return refuse_bucket(c, &o, &cause, err);
     bool in_session = o.session_id != NULL || session_is_open(c);
     HR_TRY(give(c, &payload, &o, NULL, NULL, NULL, in_session, err));
-    say_success(c, &o, in_session);
+    say_success(c, "Success", in_session ? NULL : o.weight_version);
     return HR_OK;
 }
 
@@ -245,7 +245,7 @@ static hr_status take_image(hr_update_call *c, hr_update_registration *r, hr_err
     HR_TRY(status);
     if (name != NULL)
         hr_json_put_bool(&c->w, "upsert", upsert);
-    say_success(c, &o, in_session);
+    say_success(c, "Success", in_session ? NULL : o.weight_version);
     return HR_OK;
 }
 
@@ -312,9 +312,7 @@ static hr_status run_disk(hr_update_call *c, hr_error *err) {
     HR_TRY(read_disk(c, &o, &update, err));
     hr_engine_stats_get(engine, &stats);
     HR_TRY(hr_engine_update_from_disk(engine, &update, &c->receipt, err));
-    snprintf(c->message, sizeof c->message, "Succeeded to update model weights.%s%s%s",
-             o.weight_version != NULL ? " Weight version updated to " : "",
-             o.weight_version != NULL ? o.weight_version : "", o.weight_version != NULL ? "." : "");
+    say_success(c, "Succeeded to update model weights.", o.weight_version);
     hr_json_put_u64(&c->w, "num_paused_requests", stats.paused ? stats.running + stats.queued : 0);
     hr_json_put_bool(&c->w, "flush_cache", o.flush_cache);
     hr_json_put_bool(&c->w, "abort_all_requests", o.abort_all_requests);
