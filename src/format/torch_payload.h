@@ -15,9 +15,10 @@
  * Shared memory (file_system strategy). torch keeps a count in each object: one for the producer's
  * storage and one more for each payload that names it, given back by the reader, and whoever takes
  * it to zero removes the object. Reading a payload here copies the bytes out and gives back exactly
- * one count for each storage the payload names, whether the reading succeeds or not, as one torch
- * process would. A payload that several ranks read must therefore be read with keep_shared by all
- * but the last of them, else the second reader takes the producer's own count. */
+ * one count for each storage the payload names, as one torch process would; when the pickle is
+ * refused, for those that it named before that place. A payload that several ranks read must
+ * therefore be read with keep_shared by all but the last of them, else the second reader takes the
+ * producer's own count. */
 #ifndef HR_FORMAT_TORCH_PAYLOAD_H
 #define HR_FORMAT_TORCH_PAYLOAD_H
 

@@ -87,7 +87,7 @@ typedef struct hr_torch_reader {
 } hr_torch_reader;
 
 /* Reads one pickle that begins at *at (moved behind its end) and puts the index of its object into
- * *out. The values stay until hr_torch_reader_free or hr_torch_forget. */
+ * *out. The values stay as long as the reader, or until hr_torch_forget. */
 hr_status hr_torch_unpickle(hr_torch_reader *r, const unsigned char *bytes, size_t size, size_t *at,
                             uint32_t *out, hr_error *err);
 
