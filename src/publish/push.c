@@ -190,10 +190,8 @@ static hr_status run_resume(hr_push_run *run, const char *session_id, hr_error *
                        run->traits->name);
     run->facts.commit_begun = true;
     hr_status status = hr_push_stage(run, &request, HR_RETRY_COMMIT, err);
-    if (status == HR_ERR_SESSION)
-        hr_push_append(err,
-                       "the session cannot be finished there: push the same weights again as a new "
-                       "session, to all engines");
+    if (status != HR_OK && status != HR_ERR_CANCELLED)
+        hr_push_explain_commit(run, err);
     HR_TRY(status);
     request.stage = HR_STAGE_CONTINUE; /* the push may have left an engine paused that was away */
     if (run->p->options.pause != HR_PUSH_PAUSE_NONE)

@@ -100,6 +100,8 @@ hr_status hr_push_open(hr_push_run *run, hr_error *err);
 hr_status hr_push_prepare(hr_push_run *run, hr_error *err);
 /* Commits on all; a failure says who has and what to do. */
 hr_status hr_push_commit(hr_push_run *run, hr_error *err);
+/* Puts "committed: A, B" and what can be done about the others behind a failure of commit. */
+void hr_push_explain_commit(const hr_push_run *run, hr_error *err);
 /* That the receipts of engines, all of which have committed, are of this session, its version and,
  * where it was prepared here, its tensors and the process that had them. */
 hr_status hr_push_check_committed(const hr_push_run *run, hr_error *err);

@@ -192,8 +192,7 @@ hr_status hr_push_prepare(hr_push_run *run, hr_error *err) {
     return HR_OK;
 }
 
-/* "committed: A, B" and what can be done about the others. */
-static void explain_commit(hr_push_run *run, hr_error *err) {
+void hr_push_explain_commit(const hr_push_run *run, hr_error *err) {
     hr_buf text = {0};
     size_t done = 0;
     for (size_t i = 0; i < run->p->fleet.n; i++) {
@@ -204,11 +203,16 @@ static void explain_commit(hr_push_run *run, hr_error *err) {
         done++;
     }
     hr_error first = *err;
+    bool resumable = run->traits->atomic && first.status != HR_ERR_SESSION;
+    const char *advice = "push again: this transport cannot resume";
+    if (resumable)
+        advice = "bring the others there by resuming session ";
+    else if (run->traits->atomic)
+        advice = "the session cannot be finished there: push the same weights again as a new "
+                 "session, to all engines";
     hr_fail(err, first.status, "%.500s; committed: %.200s; %s%.64s", first.message,
-            done > 0 && !text.failed ? text.data : "none",
-            run->traits->atomic ? "bring the others there by resuming session "
-                                : "push again: this transport cannot resume",
-            run->traits->atomic ? run->session_id : "");
+            done > 0 && !text.failed ? text.data : "none", advice,
+            resumable ? run->session_id : "");
     hr_buf_free(&text);
 }
 
@@ -223,7 +227,7 @@ hr_status hr_push_commit(hr_push_run *run, hr_error *err) {
         hr_push_stage(run, &request, run->traits->atomic ? HR_RETRY_COMMIT : HR_RETRY_NOTHING, err);
     run->facts.commit_ns = hr_push_now(run) - start;
     if (status != HR_OK) {
-        explain_commit(run, err);
+        hr_push_explain_commit(run, err);
         return status;
     }
     if (run->traits->atomic)
