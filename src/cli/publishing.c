@@ -129,11 +129,13 @@ void hr_publishing_close(hr_publishing *p) {
 
 /* ---- receipts ---- */
 
-static void print_receipt(const hr_push_receipt *r) {
+static void print_receipt(const hr_push_receipt *r, const hr_push *push) {
     char hex[HR_XXH3_HEX];
     printf("published  %llu tensors, %.1f MB%s%s, session %s\n", (unsigned long long)r->tensors,
            (double)r->bytes / 1e6, r->weight_version[0] != '\0' ? ", version " : "",
            r->weight_version, r->session_id);
+    for (size_t i = 0; i < push->n_adapters; i++)
+        printf("adapter    %s\n", push->adapters[i].name);
     if (r->tensors > 0)
         printf("digest     %s (xxh3), %llu bucket%s by %s\n", hr_xxh3_format(r->xxh3, hex),
                (unsigned long long)r->buckets, r->buckets == 1 ? "" : "s", r->transport);
@@ -155,13 +157,14 @@ static void print_receipt(const hr_push_receipt *r) {
     fflush(stdout);
 }
 
-static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt) {
+static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt,
+                 const hr_push *push) {
     hr_progress_end(&p->progress);
     if (p->json && (status == HR_OK || !p->tries_again)) {
         printf("%s\n", hr_publisher_report(p->publisher));
         fflush(stdout);
     } else if (status == HR_OK && !p->json) {
-        print_receipt(receipt);
+        print_receipt(receipt, push);
     }
     if (status == HR_OK)
         hr_push_receipt_free(receipt);
@@ -186,17 +189,18 @@ hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, s
     };
     hr_progress_begin(&p->progress, "pushing");
     hr_status status = hr_publisher_push(p->publisher, &push, &receipt, err);
-    tell(p, status, receipt);
+    tell(p, status, receipt, &push);
     hr_dir_source_close(source);
     return status;
 }
 
 hr_status hr_publishing_resume(hr_publishing *p, const char *session_id, const char *weight_version,
                                hr_error *err) {
+    const hr_push nothing = {0};
     hr_push_receipt *receipt = NULL;
     hr_progress_begin(&p->progress, "resuming");
     hr_status status = hr_publisher_resume(p->publisher, session_id, weight_version, &receipt, err);
-    tell(p, status, receipt);
+    tell(p, status, receipt, &nothing);
     return status;
 }
 
@@ -285,4 +289,16 @@ bool hr_publishing_is_partial(const hr_publishing *p) {
                     cJSON_IsTrue(hr_json_get(report, "commit_begun")) && unknown > 0;
     cJSON_Delete(report);
     return (published > 0 && published < n) || may_have;
+}
+
+bool hr_publishing_is_nothing(const hr_publishing *p) {
+    cJSON *report = NULL;
+    const char *text = hr_publisher_report(p->publisher), *transport = "";
+    if (hr_json_parse(text, strlen(text), 0, &report, NULL) != HR_OK)
+        return false;
+    (void)hr_json_opt_string(report, "transport", &transport, NULL); /* "" before it is known */
+    bool prepares = transport[0] == '\0' || cJSON_IsTrue(hr_json_get(report, "atomic"));
+    bool begun = cJSON_IsTrue(hr_json_get(report, "commit_begun"));
+    cJSON_Delete(report);
+    return prepares && !begun;
 }

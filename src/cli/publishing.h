@@ -50,6 +50,9 @@ bool hr_publishing_stopped(void);
 /* Whether the last push has left engines in different versions, or may have: its commit was not
  * answered by all. */
 bool hr_publishing_is_partial(const hr_publishing *publishing);
+/* Whether the last push, which failed, has left every engine as it was: it came to no commit over a
+ * transport that prepares. */
+bool hr_publishing_is_nothing(const hr_publishing *publishing);
 
 /* "NAME=DIR" of a flag taken apart; *name is the caller's to free. ERR_INVALID. */
 hr_status hr_cli_adapter(const char *text, char **name, const char **dir, hr_error *err);

@@ -37,13 +37,15 @@ static void print_help(const push_flags *f) {
            "Publishes adapters and base weights on all engines: everywhere or nowhere, checked by "
            "digests,\nand prints a receipt.\n\n");
     hr_cli_print_options(stdout, f->table, f->n);
-    printf("\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or, with a "
-           "transport\nwithout rollback, what the message says); 2 wrong usage; 3 some engines "
-           "have committed, or may have,\nand some have not: run again with --resume ID\n\n"
-           "An engine takes one session at a time: a push waits up to 1.25 times its --timeout for "
-           "one that is\nopen. A session that nobody speaks to is dropped after its lease, here a "
-           "little more than --timeout;\n--abort ID ends it at once (`headrace status` shows its "
-           "ID).\n");
+    printf(
+        "\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or what "
+        "the message\nsays, with a transport without rollback or after commit); 2 wrong usage; "
+        "3 some engines have\ncommitted, or may have, and some have not: run again with --resume "
+        "ID\n\n"
+        "An engine takes one session at a time: a push waits up to 1.25 times its --timeout for "
+        "one that is\nopen. A session that nobody speaks to is dropped after its lease, here a "
+        "little more than --timeout;\n--abort ID ends it at once (`headrace status` shows its "
+        "ID).\n");
 }
 
 static hr_status check(const push_flags *f, hr_error *err) {
@@ -99,6 +101,17 @@ static hr_status run(push_flags *f, hr_error *err) {
     return status;
 }
 
+/* Says what the exit code says: at a partial push the message has who has committed. */
+static int fail(const push_flags *f, const hr_error *err) {
+    hr_error said = *err;
+    bool sends = f->resume == NULL && f->abort == NULL;
+    if (hr_publishing_is_partial(&f->publishing))
+        return hr_exit_error(HR_EXIT_PARTIAL, err);
+    if (sends && hr_publishing_is_nothing(&f->publishing))
+        hr_fail(&said, err->status, "%.900s; nothing was published", err->message);
+    return hr_exit_error(HR_EXIT_FAILURE, &said);
+}
+
 int hr_command_push(int argc, char **argv) {
     hr_error err;
     bool help = false;
@@ -116,8 +129,7 @@ int hr_command_push(int argc, char **argv) {
     } else if (hr_publishing_open(&f->publishing, &err) != HR_OK || check(f, &err) != HR_OK) {
         code = hr_exit_error(HR_EXIT_USAGE, &err);
     } else if (run(f, &err) != HR_OK) {
-        bool partial = hr_publishing_is_partial(&f->publishing);
-        code = hr_exit_error(partial ? HR_EXIT_PARTIAL : HR_EXIT_FAILURE, &err);
+        code = fail(f, &err);
     }
     hr_publishing_close(&f->publishing);
     free(f);

@@ -392,12 +392,10 @@ hr_status hr_push_stream(hr_push_run *run, hr_error *err) {
 hr_status hr_push_check_stream(const hr_push_run *run, hr_error *err) {
     for (size_t i = 0; i < run->push->n_adapters; i++) {
         if (!run->seen[i])
-            return hr_fail(err, HR_ERR_INVALID,
-                           "adapter %.200s is declared but got no tensors: nothing was published",
+            return hr_fail(err, HR_ERR_INVALID, "adapter %.200s is declared but got no tensors",
                            run->push->adapters[i].name);
     }
     if (run->push->sync_base && !run->base_seen)
-        return hr_fail(err, HR_ERR_INVALID,
-                       "sync_base is set but no base tensor came: nothing was published");
+        return hr_fail(err, HR_ERR_INVALID, "sync_base is set but no base tensor came");
     return HR_OK;
 }

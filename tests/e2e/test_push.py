@@ -178,6 +178,7 @@ def test_what_stays_lost_leaves_no_trace(engines, adapter_dirs, loaded, route):
         receipt, text = push("--engine", one.url, proxy.url, "--adapter", f"a={adapter_dirs['seven-r8']}",
                              "--version", "after", code=1)
         assert proxy.url in text and route.split("_")[0].replace("update", "bucket") in text
+        assert "nothing was published" in text
     for engine in engines:
         assert scores(engine, "a") == loaded["qv-r1"] and version(engine) == "before"
 
@@ -187,7 +188,8 @@ def test_a_dead_engine_is_named_and_the_other_untouched(engines, adapter_dirs):
     before = version(one)
     done = cli("push", "--engine", one.url, "http://127.0.0.1:1", "--adapter", f"a={adapter_dirs['seven-r8']}",
                "--version", "never", code=1)
-    assert "http://127.0.0.1:1" in done.stderr and version(one) == before
+    assert "http://127.0.0.1:1" in done.stderr and "nothing was published" in done.stderr
+    assert version(one) == before
 
 
 def test_a_commit_that_was_cut_is_resumed(engines, adapter_dirs, loaded):
@@ -198,6 +200,8 @@ def test_a_commit_that_was_cut_is_resumed(engines, adapter_dirs, loaded):
         assert [said["state"] for said in receipt["engines"]] == ["published", "unknown"]
         assert f"committed: {one.url}" in text and receipt["session_id"] in text
         assert version(one) == "cut" != version(two) and session(two)["state"] == "prepared"
+        _, text = push(*words, "--resume", receipt["session_id"], code=3)  # the engine is still away
+        assert f"committed: {one.url}" in text and "nothing was published" not in text
         proxy.faults.clear()
         done, _ = push(*words, "--resume", receipt["session_id"], "--version", "cut")
     assert [said["state"] for said in done["engines"]] == ["published", "published"]
@@ -210,7 +214,8 @@ def test_a_commit_whose_answer_is_lost_may_have_been_made(engine, adapter_dirs, 
         words = ["--engine", proxy.url, "--timeout", "0.5"]
         receipt, text = push(*words, "--adapter", f"a={adapter_dirs['seven-r8']}", "--version", "unheard", code=3)
         assert [said["state"] for said in receipt["engines"]] == ["unknown"] and receipt["commit_begun"]
-        assert receipt["session_id"] in text and version(engine) == "unheard"
+        assert receipt["session_id"] in text and "nothing was published" not in text
+        assert version(engine) == "unheard"
         proxy.faults.clear()
         done, _ = push(*words, "--resume", receipt["session_id"], "--version", "unheard")
     assert done["engines"][0]["state"] == "published" and scores(engine, "a") == loaded["seven-r8"]
@@ -263,6 +268,15 @@ def test_the_engine_says_why_in_its_own_words(engine, adapter_dirs, tmp_path):
     (odd / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     done = cli("push", "--engine", engine.url, "--adapter", f"a={odd}", code=1)
     assert "register" in done.stderr and "dora" in done.stderr.lower()
+
+
+def test_the_receipt_in_words_names_what_was_pushed(engine, adapter_dirs):
+    done = cli("push", "--engine", engine.url, "--adapter", f"a={adapter_dirs['seven-r8']}",
+               f"b={adapter_dirs['qv-r1']}", "--version", "named")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][0] == "published" and "named," in lines[0]
+    assert ["adapter", "a"] in lines and ["adapter", "b"] in lines
+    assert any(line[:3] == ["engine", engine.url, "published,"] for line in lines)
 
 
 @pytest.mark.parametrize("words,text", [
