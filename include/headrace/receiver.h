@@ -317,6 +317,7 @@ typedef struct hr_receiver_status {
     bool sync_base;
     uint64_t tensors, bytes; /* taken so far */
     uint64_t idle_ms;        /* since the session's last call */
+    uint64_t lease_ms;       /* after so long without a call it is rolled back; 0 when idle */
     uint64_t sessions_published, sessions_rolled_back;
     uint32_t registered, pending; /* adapter names */
 } hr_receiver_status;

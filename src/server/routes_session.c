@@ -191,6 +191,7 @@ void hr_write_update_status(hr_engine *engine, hr_json_writer *w) {
     hr_json_put_u64(w, "tensors", s.tensors);
     hr_json_put_u64(w, "bytes", s.bytes);
     hr_json_put_u64(w, "idle_ms", s.idle_ms);
+    hr_json_put_u64(w, "lease_ms", s.lease_ms);
     hr_json_put_u64(w, "sessions_published", s.sessions_published);
     hr_json_put_u64(w, "sessions_rolled_back", s.sessions_rolled_back);
     hr_json_put_u64(w, "registered", s.registered);

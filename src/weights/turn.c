@@ -102,6 +102,7 @@ static hr_receiver_status what_to_show(const hr_receiver *receiver) {
         shown.sync_base = session->sync_base;
         shown.tensors = session->stash.n;
         shown.bytes = session->stash.adapter_bytes + session->stash.base_bytes;
+        shown.lease_ms = session->lease_ns / 1000000;
     }
     return shown;
 }

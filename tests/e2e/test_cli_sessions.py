@@ -66,7 +66,8 @@ def test_the_state_says_when_a_silent_session_goes(engines):
     one, _ = engines
     assert session(one)["lease_ms"] == 0
     begin(one, "silent", lease_seconds=90)
-    assert session(one)["lease_ms"] == one.get("/server_info").json()["weight_update"]["lease_ms"] == 90_000
+    told = one.get("/server_info").json()["internal_states"][0]["weight_update"]
+    assert session(one)["lease_ms"] == told["lease_ms"] == 90_000
     assert "dropped after 90.0 s of silence" in cli("status", "--engine", one.url).stdout
     row, = json.loads(cli("status", "--engine", one.url, "--json").stdout)["engines"]
     assert row["session_lease_ms"] == 90_000

@@ -355,6 +355,30 @@ static void i14_a_dead_trainer_holds_nothing_after_its_lease(void **state) {
     fixture_close(&f);
 }
 
+static void i14_the_state_says_the_lease_of_its_session(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    hr_receiver_status status;
+    hr_receiver_status_get(f.receiver, &status);
+    assert_int_equal(status.lease_ms, 0);
+    assert_int_equal(fixture_begin(&f, true), HR_OK);
+    fixture_pass_ms(&f, 7);
+    hr_receiver_status_get(f.receiver, &status);
+    assert_int_equal(status.idle_ms, 7);
+    assert_int_equal(status.lease_ms, FIXTURE_LEASE_MS);
+    assert_int_equal(hr_receiver_abort(f.receiver, NULL, NULL), HR_OK);
+    hr_session_options options = {.sync_base = true, .lease_ms = 3 * FIXTURE_LEASE_MS};
+    char id[HR_SESSION_ID_SIZE];
+    assert_int_equal(hr_receiver_begin(f.receiver, &options, id, NULL), HR_OK);
+    hr_receiver_status_get(f.receiver, &status);
+    assert_int_equal(status.lease_ms, 3 * FIXTURE_LEASE_MS);
+    assert_int_equal(hr_receiver_abort(f.receiver, NULL, NULL), HR_OK);
+    hr_receiver_status_get(f.receiver, &status);
+    assert_int_equal(status.lease_ms, 0);
+    fixture_close(&f);
+}
+
 static void
 i14_refused_buckets_that_name_no_session_do_not_keep_a_dead_trainer_alive(void **state) {
     (void)state;
@@ -766,6 +790,7 @@ int main(void) {
         cmocka_unit_test(i12_the_receipt_says_when_an_adapter_did_not_change),
         cmocka_unit_test(i13_the_first_cause_is_told_afterwards),
         cmocka_unit_test(i14_a_dead_trainer_holds_nothing_after_its_lease),
+        cmocka_unit_test(i14_the_state_says_the_lease_of_its_session),
         cmocka_unit_test(i14_refused_buckets_that_name_no_session_do_not_keep_a_dead_trainer_alive),
         cmocka_unit_test(i14_a_trainer_whose_bucket_is_refused_keeps_its_session),
         cmocka_unit_test(i14_a_new_name_whose_session_never_opens_is_forgotten),
