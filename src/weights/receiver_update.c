@@ -80,14 +80,10 @@ hr_status hr_receiver_bucket(hr_receiver *receiver, const hr_bucket *bucket, hr_
         if (status == HR_OK) {
             hr_error cause;
             status = hr_session_take(receiver->session, bucket, &kept, &cause);
-            if (status == HR_ERR_DIGEST) { /* it came before, and was taken then */
-                if (err != NULL)
-                    *err = cause;
-            } else if (status != HR_OK) {
+            if (status != HR_OK && status != HR_ERR_DIGEST) /* that came before, and was taken */
                 hr_session_note_refusal(receiver->session, bucket, cause.message);
-                if (err != NULL)
-                    *err = cause;
-            }
+            if (status != HR_OK && err != NULL)
+                *err = cause;
             /* One that is refused and names no session may be anybody's; else the refused pushes of
              * another trainer would keep a dead one's session open. */
             if (status == HR_OK || bucket->session_id != NULL)
