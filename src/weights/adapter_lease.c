@@ -1,19 +1,23 @@
 /* Leases: one use of a version each, returned exactly once. */
 #include "weights/adapter_store_parts.h"
 
+/* Inside the lock: one more use of the version. */
+static void lease_version(hr_adapter_store *store, hr_adapter_version *version) {
+    version->leases++;
+    version->awaited = false;
+    version->last_use = ++store->uses;
+    store->stats.leases_acquired++;
+}
+
 hr_status hr_adapter_store_acquire(hr_adapter_store *store, const char *name, hr_adapter_lease *out,
                                    hr_error *err) {
     hr_status status = HR_OK;
     pthread_mutex_lock(&store->lock);
     hr_adapter_version *version = hr_adapter_store_find_published(store, name);
-    if (version != NULL) {
-        version->leases++;
-        version->awaited = false;
-        version->last_use = ++store->uses;
-        store->stats.leases_acquired++;
-    } else {
+    if (version != NULL)
+        lease_version(store, version);
+    else
         status = hr_adapter_store_fail_unknown(store, name, err);
-    }
     pthread_mutex_unlock(&store->lock);
     if (status == HR_OK)
         *out = (hr_adapter_lease){version};
@@ -56,10 +60,7 @@ hr_lease_state hr_adapter_store_renew(hr_adapter_store *store, hr_adapter_lease 
     pthread_mutex_lock(&store->lock);
     hr_lease_state state = state_of(store, version, &now);
     if (state == HR_LEASE_RENEWED) {
-        now->leases++;
-        now->awaited = false;
-        now->last_use = ++store->uses;
-        store->stats.leases_acquired++;
+        lease_version(store, now);
         lease->version = now;
     }
     pthread_mutex_unlock(&store->lock);
