@@ -1,6 +1,7 @@
 /* Loads: a name and a place are held while its bytes are read, so that a load which cannot be
  * published is refused before. */
 #include "weights/adapter_store_parts.h"
+#include "weights/names.h"
 
 #include <errno.h>
 #include <string.h>
@@ -117,7 +118,7 @@ void hr_adapter_store_unlink(hr_adapter_store *store, const hr_adapter_reservati
 
 hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, const char *path,
                                    bool pinned, hr_adapter_reservation **out, hr_error *err) {
-    HR_TRY(hr_adapter_store_check_name(name, err));
+    HR_TRY(hr_adapter_name_check(name, err));
     if (path == NULL || path[0] == '\0' ||
         strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
         return hr_fail(err, HR_ERR_INVALID, "lora_path is missing or longer than %d bytes",
@@ -141,7 +142,7 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
 hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
                                             const char *path, bool pinned,
                                             hr_adapter_reservation **out, hr_error *err) {
-    HR_TRY(hr_adapter_store_check_name(name, err));
+    HR_TRY(hr_adapter_name_check(name, err));
     if (path != NULL && strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
         return hr_fail(err, HR_ERR_INVALID, "lora_path is longer than %d bytes",
                        HR_ADAPTER_PATH_MAX);

@@ -1,24 +1,9 @@
-/* Names: which are allowed, what they stand for, and what is said when they stand for nothing. */
+/* Names: what they stand for, and what is said when they stand for nothing. */
 #include "weights/adapter_store_parts.h"
 
 #include "base/buf.h"
 
 #include <string.h>
-
-hr_status hr_adapter_store_check_name(const char *name, hr_error *err) {
-    if (name == NULL || name[0] == '\0')
-        return hr_fail(err, HR_ERR_INVALID, "lora_name is empty; give the adapter a name");
-    size_t len = strnlen(name, HR_ADAPTER_NAME_MAX + 1);
-    if (len > HR_ADAPTER_NAME_MAX)
-        return hr_fail(err, HR_ERR_INVALID, "lora_name is longer than %d bytes",
-                       HR_ADAPTER_NAME_MAX);
-    if (strchr(name, ':') != NULL)
-        return hr_fail(err, HR_ERR_INVALID, "lora_name '%s' must not contain ':'", name);
-    for (size_t i = 0; i < len; i++)
-        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
-            return hr_fail(err, HR_ERR_INVALID, "lora_name has a control character at byte %zu", i);
-    return HR_OK;
-}
 
 hr_adapter_version *hr_adapter_store_find_published(hr_adapter_store *store, const char *name) {
     for (hr_adapter_version *v = store->published; v != NULL; v = v->next)

@@ -76,9 +76,8 @@ void hr_adapter_version_list_free(hr_adapter_store *store, hr_adapter_version *l
 /* Outside the lock: frees a list of dead versions, or leaves them to the sweeper. */
 void hr_adapter_store_bury(hr_adapter_store *store, hr_adapter_version *list);
 
-/* ---- adapter_names.c; all but check_name inside the lock ---- */
+/* ---- adapter_names.c; all inside the lock ---- */
 
-hr_status hr_adapter_store_check_name(const char *name, hr_error *err);
 /* NULL: nothing is published, or reserved, under that name. */
 hr_adapter_version *hr_adapter_store_find_published(hr_adapter_store *store, const char *name);
 const hr_adapter_reservation *hr_adapter_store_find_reserved(const hr_adapter_store *store,
