@@ -16,8 +16,8 @@ import sys
 import tempfile
 
 W = "src/weights/"
-SOURCES = ["src/base/error.c", "src/base/buf.c", "src/base/clock.c", "src/tensor/digest.c", "src/tensor/xxh3_avx2.c",
-           "src/tensor/dtype.c"] + [
+SOURCES = ["src/base/error.c", "src/base/buf.c", "src/base/clock.c", "src/base/cond.c", "src/tensor/digest.c",
+           "src/tensor/xxh3_avx2.c", "src/tensor/dtype.c"] + [
     W + name + ".c" for name in (
         "doubt", "history", "manifest", "names", "receipt", "receiver", "receiver_control", "receiver_load", "receiver_update",
         "registry", "session", "session_end", "stash", "turn")]

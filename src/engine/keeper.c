@@ -1,9 +1,9 @@
 /* The keeper's thread. */
 #include "engine/keeper.h"
 
-#include <pthread.h>
+#include "base/cond.h"
+
 #include <string.h>
-#include <time.h>
 
 struct hr_keeper {
     hr_alloc alloc;
@@ -17,9 +17,7 @@ struct hr_keeper {
 
 /* Sleeps until it is woken, at most a second; false: it shall end. */
 static bool sleep_until_work(hr_keeper *k) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec++;
+    struct timespec until = hr_cond_deadline(1000);
     pthread_mutex_lock(&k->lock);
     bool in_time = true;
     while (!k->woken && !k->quit && in_time)
@@ -54,11 +52,7 @@ hr_status hr_keeper_create(hr_adapter_store *store, hr_receiver *receiver, const
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the keeper thread");
     *k = (hr_keeper){.alloc = *alloc, .store = store, .receiver = receiver};
     pthread_mutex_init(&k->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->work, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hr_cond_init(&k->work);
     int rc = pthread_create(&k->thread, NULL, keeper_main, k);
     if (rc != 0) {
         pthread_cond_destroy(&k->work);

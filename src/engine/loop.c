@@ -1,6 +1,7 @@
 /* The loop's life, and what can be read of it. */
 #include "engine/loop.h"
 
+#include "base/cond.h"
 #include "engine/loop_parts.h"
 
 #include <stdio.h>
@@ -46,11 +47,7 @@ hr_status hr_loop_create(const hr_loop_config *config, hr_loop **out, hr_error *
            strlen(config->scheduler.weight_version) + 1);
     pthread_mutex_init(&loop->lock, NULL);
     pthread_cond_init(&loop->work, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&loop->done, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hr_cond_init(&loop->done);
     int rc = pthread_create(&loop->thread, NULL, hr_loop_main, loop);
     if (rc != 0) {
         status =

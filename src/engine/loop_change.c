@@ -1,5 +1,6 @@
 /* Changes of what requests are computed with. They wait in a list, on the stacks of those who ask,
  * until the thread makes them between two steps. */
+#include "base/cond.h"
 #include "engine/loop_parts.h"
 
 #include <stdio.h>
@@ -95,7 +96,7 @@ static void drop_change(hr_loop *loop, const hr_pending_change *pending) {
 
 /* Inside the lock: whether it was made; what has begun is waited for. */
 static bool wait_change(hr_loop *loop, const hr_pending_change *pending, uint64_t timeout_ms) {
-    struct timespec until = hr_loop_after_ms(timeout_ms), step = hr_loop_after_ms(HR_LOOP_STEP_MS);
+    struct timespec until = hr_cond_deadline(timeout_ms), step = hr_cond_deadline(HR_LOOP_STEP_MS);
     uint64_t order = hr_loop_give_order(loop);
     bool in_time = true, step_in_time = true;
     while (!pending->made && in_time)

@@ -81,8 +81,8 @@ bool hr_loop_is_held(hr_loop *loop);
 
 /* ---- loop_wait.c: every wait has a deadline; inside the lock ---- */
 
-struct timespec hr_loop_after_ms(uint64_t ms);
-/* Waits for the next change of what `done` stands for; false when the deadline has passed. */
+/* Waits for the next change of what `done` stands for; false when until has passed, an
+ * hr_cond_deadline. */
 bool hr_loop_wait_done(hr_loop *loop, const struct timespec *until);
 /* Has the thread look at the orders; returns what orders_done must reach. */
 uint64_t hr_loop_give_order(hr_loop *loop);

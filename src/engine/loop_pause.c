@@ -1,11 +1,11 @@
 /* Standing still: pause and continue, a cache without users, and the last requests of a stop. */
-#include "engine/loop_parts.h"
-
+#include "base/cond.h"
 #include "base/log.h"
+#include "engine/loop_parts.h"
 
 /* Inside the lock: waits until no request is unfinished, at most ms; false when some are left. */
 static bool wait_idle(hr_loop *loop, uint64_t ms) {
-    struct timespec until = hr_loop_after_ms(ms);
+    struct timespec until = hr_cond_deadline(ms);
     while (loop->unfinished > 0)
         if (!hr_loop_wait_done(loop, &until))
             return loop->unfinished == 0;
@@ -51,7 +51,7 @@ void hr_loop_continue(hr_loop *loop) {
 
 hr_status hr_loop_flush_cache(hr_loop *loop, uint64_t timeout_ms, hr_error *err) {
     hr_status status = HR_OK;
-    struct timespec until = hr_loop_after_ms(timeout_ms);
+    struct timespec until = hr_cond_deadline(timeout_ms);
     pthread_mutex_lock(&loop->lock);
     loop->flush_callers++;
     uint64_t before = loop->flushes, order = hr_loop_give_order(loop);

@@ -1,21 +1,8 @@
 /* Waiting for the thread, from any other: every wait has a deadline. */
+#include "base/cond.h"
 #include "engine/loop_parts.h"
 
 #include <errno.h>
-
-struct timespec hr_loop_after_ms(uint64_t ms) {
-    const uint64_t most_ms = 366ull * 86400 * 1000; /* keeps the sum below in range */
-    ms = ms < most_ms ? ms : most_ms;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(ms / 1000);
-    until.tv_nsec += (long)(ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    return until;
-}
 
 bool hr_loop_wait_done(hr_loop *loop, const struct timespec *until) {
     return pthread_cond_timedwait(&loop->done, &loop->lock, until) != ETIMEDOUT;
@@ -27,7 +14,7 @@ uint64_t hr_loop_give_order(hr_loop *loop) {
 }
 
 hr_status hr_loop_wait_order(hr_loop *loop, uint64_t order, uint64_t timeout_ms, hr_error *err) {
-    struct timespec until = hr_loop_after_ms(timeout_ms);
+    struct timespec until = hr_cond_deadline(timeout_ms);
     while (loop->orders_done < order)
         if (!hr_loop_wait_done(loop, &until) && loop->orders_done < order)
             return hr_fail(err, HR_ERR_TIMEOUT,

@@ -1,11 +1,11 @@
 /* Counts of readers by side. */
 #include "model/guard.h"
 
+#include "base/cond.h"
+
 #include <errno.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { PATIENCE_S = 30 }; /* far longer than reading the largest tensor takes */
 
@@ -21,11 +21,7 @@ hr_status hr_guard_create(hr_guard **out, hr_error *err) {
     hr_guard *guard = calloc(1, sizeof *guard);
     if (guard == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the guard of the weights");
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&guard->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hr_cond_init(&guard->changed);
     pthread_mutex_init(&guard->lock, NULL);
     *out = guard;
     return HR_OK;
@@ -39,20 +35,13 @@ void hr_guard_destroy(hr_guard *guard) {
     free(guard);
 }
 
-static struct timespec patience(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += PATIENCE_S;
-    return until;
-}
-
 /* False when until came first. Holds the lock. */
 static bool wait_change(hr_guard *guard, const struct timespec *until) {
     return pthread_cond_timedwait(&guard->changed, &guard->lock, until) != ETIMEDOUT;
 }
 
 static bool wait_readers(hr_guard *guard, unsigned side) {
-    struct timespec until = patience();
+    struct timespec until = hr_cond_deadline(PATIENCE_S * 1000);
     while (guard->readers[side] > 0)
         if (!wait_change(guard, &until))
             return guard->readers[side] == 0;
@@ -67,7 +56,7 @@ static hr_status too_long(hr_error *err) {
 }
 
 hr_status hr_guard_enter(hr_guard *guard, char *const *live, hr_reading *out, hr_error *err) {
-    struct timespec until = patience();
+    struct timespec until = hr_cond_deadline(PATIENCE_S * 1000);
     pthread_mutex_lock(&guard->lock);
     bool free_now = !guard->taken;
     while (!free_now && wait_change(guard, &until))

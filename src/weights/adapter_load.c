@@ -1,11 +1,11 @@
 /* Loads: a name and a place are held while its bytes are read, so that a load which cannot be
  * published is refused before. */
+#include "base/cond.h"
 #include "weights/adapter_store_parts.h"
 #include "weights/names.h"
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 /* How long one load of a name may keep others that want the same name waiting. */
 enum { LOAD_WAIT_S = 120 };
@@ -192,9 +192,7 @@ static bool is_being_loaded(const hr_adapter_store *store, const char *name) {
 
 /* Inside the lock: waits until nobody loads the name. */
 static hr_status wait_for_load(hr_adapter_store *store, const char *name, hr_error *err) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += LOAD_WAIT_S;
+    struct timespec until = hr_cond_deadline(LOAD_WAIT_S * 1000);
     while (is_being_loaded(store, name))
         if (pthread_cond_timedwait(&store->load_ended, &store->lock, &until) == ETIMEDOUT)
             return hr_fail(err, HR_ERR_TIMEOUT,

@@ -1,11 +1,11 @@
 /* The store's life, and what can be read of it. */
 #include "weights/adapter_store.h"
 
+#include "base/cond.h"
 #include "weights/adapter_store_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const hr_alloc *alloc,
                                   hr_adapter_store **out, hr_error *err) {
@@ -16,11 +16,7 @@ hr_status hr_adapter_store_create(const hr_adapter_store_limits *limits, const h
     store->limits = *limits;
     store->next_id = 1;
     pthread_mutex_init(&store->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&store->load_ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hr_cond_init(&store->load_ended);
     *out = store;
     return HR_OK;
 }

@@ -1,10 +1,10 @@
 /* A receiver's life. */
 #include "base/clock.h"
+#include "base/cond.h"
 #include "weights/turn.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { DEFAULT_LEASE_MS = 300000 };
 
@@ -56,11 +56,7 @@ hr_status hr_receiver_create(const hr_receiver_options *options, const hr_receiv
         options->max_stash_bytes != 0 ? options->max_stash_bytes : (uint64_t)64 << 30;
     hr_registry_init(&shared->registry, &memory);
     pthread_mutex_init(&receiver->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&receiver->turn_ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hr_cond_init(&receiver->turn_ended);
     *out = receiver;
     return HR_OK;
 }

@@ -1,10 +1,11 @@
 /* Turns, leases, and which session a call means. */
 #include "weights/turn.h"
 
+#include "base/cond.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static const char *or_unnamed(const char *id) {
     return id[0] != '\0' ? id : "none";
@@ -65,14 +66,7 @@ hr_status hr_turn_enter(hr_receiver *receiver, const char *call, uint64_t timeou
         timeout_ms = HR_DEFAULT_WAIT_MS;
     if (timeout_ms > HR_MAX_LEASE_MS)
         timeout_ms = HR_MAX_LEASE_MS;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(timeout_ms / 1000);
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
+    struct timespec until = hr_cond_deadline(timeout_ms);
     hr_status status = HR_OK;
     pthread_mutex_lock(&receiver->lock);
     while (receiver->turn != NULL && status == HR_OK)
