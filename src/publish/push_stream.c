@@ -23,6 +23,18 @@ static size_t adapter_index(const hr_push_run *run, const char *name) {
     return i;
 }
 
+/* The adapter before the colon of a wire name; NULL for base, and where this push declares none. */
+static const hr_push_adapter *adapter_of(const hr_push_run *run, const char *wire_name) {
+    const char *colon = strchr(wire_name, ':');
+    for (size_t i = 0; colon != NULL && i < run->push->n_adapters; i++) {
+        const char *name = run->push->adapters[i].name;
+        if (strlen(name) == (size_t)(colon - wire_name) &&
+            memcmp(name, wire_name, (size_t)(colon - wire_name)) == 0)
+            return &run->push->adapters[i];
+    }
+    return NULL;
+}
+
 /* Whether the unit belongs to what the bucket holds, where adapters go whole. */
 static bool same_part(const hr_push_run *run, const hr_unit *unit) {
     const char *part = run->bucket.tensors[0].adapter;
@@ -95,15 +107,11 @@ static hr_status fill(hr_push_run *run, hr_error *err) {
 static hr_status enter(hr_push_run *run, uint32_t rank, const char *wire_name,
                        const hr_tensor *tensor, const uint8_t *xxh3, size_t *entry, bool *fresh,
                        hr_error *err) {
-    const char *colon = strchr(wire_name, ':');
+    const hr_push_adapter *adapter = adapter_of(run, wire_name);
     HR_TRY(hr_ledger_add(&run->ledger, rank, wire_name, tensor, xxh3, entry, fresh, err));
-    run->base_seen = run->base_seen || colon == NULL;
-    for (size_t i = 0; colon != NULL && i < run->push->n_adapters; i++) {
-        const char *name = run->push->adapters[i].name;
-        if (strlen(name) == (size_t)(colon - wire_name) &&
-            memcmp(name, wire_name, (size_t)(colon - wire_name)) == 0)
-            run->seen[i] = true;
-    }
+    run->base_seen = run->base_seen || strchr(wire_name, ':') == NULL;
+    if (adapter != NULL)
+        run->seen[adapter - run->push->adapters] = true;
     return HR_OK;
 }
 
@@ -169,14 +177,12 @@ static const char *get_tensor(hr_round_reader *reader, hr_tensor *tensor, const 
 static hr_status gather(hr_push_run *run, const char *wire_name, const hr_tensor *tensor,
                         bool fresh, hr_round_reader *reader, hr_error *err) {
     const void *bytes = hr_round_get_bytes(reader, tensor->bytes);
+    const hr_push_adapter *adapter = adapter_of(run, wire_name);
     if (bytes == NULL || !fresh || !hr_push_leads(run))
         return HR_OK;
-    for (size_t i = 0; i < run->push->n_adapters; i++) {
-        const char *adapter = run->push->adapters[i].name;
-        if (strncmp(wire_name, adapter, strlen(adapter)) == 0 && wire_name[strlen(adapter)] == ':')
-            return hr_gather_add(&run->gathered, adapter, wire_name, tensor, bytes, err);
-    }
-    return HR_OK; /* not declared: its own rank has refused it */
+    if (adapter == NULL)
+        return HR_OK; /* not declared: its own rank has refused it */
+    return hr_gather_add(&run->gathered, adapter->name, wire_name, tensor, bytes, err);
 }
 
 static hr_status read_bucket(void *ctx, uint32_t rank, hr_round_reader *reader, hr_error *err) {
