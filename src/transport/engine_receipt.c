@@ -8,17 +8,11 @@
 #include <string.h>
 
 bool hr_session_state_from_name(const char *name, hr_session_state *out) {
-    static const struct {
-        const char *name;
-        hr_session_state state;
-    } states[] = {{"idle", HR_SESSION_IDLE},
-                  {"open", HR_SESSION_OPEN},
-                  {"prepared", HR_SESSION_PREPARED},
-                  {"published", HR_SESSION_PUBLISHED},
-                  {"rolled_back", HR_SESSION_ROLLED_BACK}};
+    static const hr_session_state states[] = {HR_SESSION_IDLE, HR_SESSION_OPEN, HR_SESSION_PREPARED,
+                                              HR_SESSION_PUBLISHED, HR_SESSION_ROLLED_BACK};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        if (strcmp(states[i].name, name) == 0) {
-            *out = states[i].state;
+        if (strcmp(hr_session_state_name(states[i]), name) == 0) {
+            *out = states[i];
             return true;
         }
     }
