@@ -1,6 +1,7 @@
 /* The HTTP server's start and stop. */
 #include "server/http.h"
 
+#include "base/cond.h"
 #include "base/log.h"
 #include "server/http_parts.h"
 
@@ -13,7 +14,6 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define CONNECTION_MEMORY (64 * 1024) /* headers, and the piece in which a body arrives */
@@ -98,11 +98,7 @@ hr_status hr_http_start(const hr_http_options *options, int fd, hr_http **out, h
     atomic_init(&http->quiesced, false);
     atomic_init(&http->stopping, false);
     pthread_mutex_init(&http->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&http->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    hr_cond_init(&http->idle);
     raise_descriptor_limit();
 
     hr_status status = hr_body_pool_create(MAX_KEPT_BODIES, &http->bodies, err);
@@ -165,14 +161,7 @@ void hr_http_quiesce(hr_http *http) {
 }
 
 static void wait_until_idle(hr_http *http, uint64_t wait_ms) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(wait_ms / 1000);
-    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
+    struct timespec until = hr_cond_deadline(wait_ms);
     pthread_mutex_lock(&http->lock);
     while (http->n_dispatched > 0 && pthread_cond_timedwait(&http->idle, &http->lock, &until) == 0)
         ;

@@ -1,5 +1,6 @@
 /* /health and /health_generate: is the process there, and does the engine still make progress. */
 #include "base/clock.h"
+#include "base/cond.h"
 #include "server/call.h"
 #include "server/reply.h"
 
@@ -58,25 +59,17 @@ static void on_finish(void *ctx, const hr_finish *finish) {
 
 static probe *new_probe(void) {
     probe *p = calloc(1, sizeof *p);
-    pthread_condattr_t attr;
     if (p == NULL)
         return NULL;
     p->users = 2;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->done, &attr);
-    pthread_condattr_destroy(&attr);
+    hr_cond_init(&p->done);
     return p;
 }
 
 /* Waits a tick; true when the request has finished. */
 static bool wait_tick(probe *p) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += PROBE_TICK_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
+    struct timespec until = hr_cond_deadline(PROBE_TICK_MS);
     pthread_mutex_lock(&p->lock);
     if (!p->finished)
         pthread_cond_timedwait(&p->done, &p->lock, &until);
