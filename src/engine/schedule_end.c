@@ -30,6 +30,11 @@ void hr_schedule_end(hr_scheduler *s, hr_request *r, hr_finish f) {
     s->c.finish(s->c.finish_self, r, &f);
 }
 
+void hr_schedule_end_queued(hr_scheduler *s, hr_request *r, hr_finish f) {
+    hr_schedule_queue_remove(s, r);
+    hr_schedule_end(s, r, f);
+}
+
 void hr_schedule_end_running(hr_scheduler *s, hr_request *r, hr_finish f) {
     hr_schedule_running_remove(s, r);
     hr_schedule_give_pages(s, r);
@@ -51,10 +56,8 @@ void hr_scheduler_reap(hr_scheduler *s) {
     for (hr_request *r = s->queue_head, *next; r != NULL; r = next) {
         next = r->next;
         int ending = atomic_load(&r->ending);
-        if (ending == HR_ENDING_NOT)
-            continue;
-        hr_schedule_queue_remove(s, r);
-        hr_schedule_end(s, r, ending_of(r, ending, true));
+        if (ending != HR_ENDING_NOT)
+            hr_schedule_end_queued(s, r, ending_of(r, ending, true));
     }
     for (uint32_t i = s->n_running; i-- > 0;) {
         hr_request *r = s->running[i];
@@ -68,9 +71,6 @@ void hr_scheduler_fail_all(hr_scheduler *s, hr_status status, const char *messag
     hr_finish f = {.type = HR_FINISH_ERROR, .status = status, .message = message};
     while (s->n_running > 0)
         hr_schedule_end_running(s, s->running[s->n_running - 1], f);
-    while (s->queue_head != NULL) {
-        hr_request *r = s->queue_head;
-        hr_schedule_queue_remove(s, r);
-        hr_schedule_end(s, r, f);
-    }
+    while (s->queue_head != NULL)
+        hr_schedule_end_queued(s, s->queue_head, f);
 }

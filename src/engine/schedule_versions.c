@@ -20,8 +20,7 @@ static void end_without_adapter(hr_scheduler *s, hr_request *r) {
     if (hr_schedule_has_begun(r))
         f = (hr_finish){
             .type = HR_FINISH_ABORT, .status = HR_ERR_ADAPTER_UNKNOWN, .message = message};
-    hr_schedule_queue_remove(s, r);
-    hr_schedule_end(s, r, f);
+    hr_schedule_end_queued(s, r, f);
 }
 
 void hr_schedule_renew(hr_scheduler *s, hr_request *r) {
@@ -32,10 +31,8 @@ void hr_schedule_renew(hr_scheduler *s, hr_request *r) {
         end_without_adapter(s, r);
     } else if (state == HR_LEASE_RENEWED) {
         hr_request_set_adapter(r, r->lease);
-        if (hr_schedule_has_begun(r) && !hr_request_note_version(r, s->label, &s->c.alloc)) {
-            hr_schedule_queue_remove(s, r);
-            hr_schedule_end(s, r, no_memory_for_versions());
-        }
+        if (hr_schedule_has_begun(r) && !hr_request_note_version(r, s->label, &s->c.alloc))
+            hr_schedule_end_queued(s, r, no_memory_for_versions());
     }
 }
 
@@ -79,10 +76,8 @@ static void note_label(hr_scheduler *s, bool base) {
     }
     for (hr_request *r = s->queue_head, *next; r != NULL; r = next) {
         next = r->next;
-        if (is_of_new_version(s, r, base) && !hr_request_note_version(r, s->label, &s->c.alloc)) {
-            hr_schedule_queue_remove(s, r);
-            hr_schedule_end(s, r, no_memory_for_versions());
-        }
+        if (is_of_new_version(s, r, base) && !hr_request_note_version(r, s->label, &s->c.alloc))
+            hr_schedule_end_queued(s, r, no_memory_for_versions());
     }
 }
 

@@ -61,6 +61,8 @@ static inline const uint32_t *hr_schedule_page_ids(const hr_request *r, uint32_t
 
 /* Ends a request that is in no list and holds no pages; times, counts and spans are filled in. */
 void hr_schedule_end(hr_scheduler *s, hr_request *r, hr_finish f);
+/* Takes it out of the queue, or of the running set with its pages, and ends it. */
+void hr_schedule_end_queued(hr_scheduler *s, hr_request *r, hr_finish f);
 void hr_schedule_end_running(hr_scheduler *s, hr_request *r, hr_finish f);
 
 /* ---- schedule_versions.c ---- */
