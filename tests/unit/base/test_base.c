@@ -1,10 +1,12 @@
 /* Errors, buffers and machine facts of the base room. */
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/machine.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -117,6 +119,30 @@ static void a_deadline_passes(void **state) {
     assert_false(hr_deadline_passed(&clock, UINT64_MAX));
 }
 
+static uint64_t ns_of(struct timespec t) {
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void a_wait_ends_at_its_deadline_on_the_monotonic_clock(void **state) {
+    (void)state;
+    hr_clock clock = hr_clock_monotonic();
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t cond;
+    hr_cond_init(&cond);
+    uint64_t begun_ns = hr_now_ns(&clock);
+    struct timespec until = hr_cond_deadline(1001);
+    assert_in_range(ns_of(until) - begun_ns, 1001000000u, 60000000000u);
+    assert_in_range(until.tv_nsec, 0, 999999999);
+    until = hr_cond_deadline(5);
+    pthread_mutex_lock(&lock);
+    assert_int_equal(pthread_cond_timedwait(&cond, &lock, &until), ETIMEDOUT);
+    pthread_mutex_unlock(&lock);
+    assert_true(hr_now_ns(&clock) >= ns_of(until));
+    pthread_cond_destroy(&cond);
+    /* what is too long to be added is still a long wait */
+    assert_true(ns_of(hr_cond_deadline(UINT64_MAX)) - begun_ns > 365ull * 86400 * 1000000000u);
+}
+
 /* A client's words in a log line write no line of their own, move no cursor, and are text. */
 static void control_characters_and_bad_bytes_do_not_reach_the_log(void **state) {
     (void)state;
@@ -147,6 +173,7 @@ int main(void) {
         cmocka_unit_test(the_machine_grants_something),
         cmocka_unit_test(pages_are_zeroed_and_aligned),
         cmocka_unit_test(a_deadline_passes),
+        cmocka_unit_test(a_wait_ends_at_its_deadline_on_the_monotonic_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
