@@ -75,11 +75,12 @@ hr_status hr_lora_digests(const hr_model *model, const hr_lora *lora,
 
 /* For the weights checker: a copy of the live arena, random values into it (no step may run), and a
  * comparison that names the first weight that differs (fused, as it lies in memory:
- * "model.layers.0.mlp.gate_up_proj.weight") and its largest absolute difference. ERR_NO_MEMORY,
- * ERR_NOT_FOUND (no snapshot). */
+ * "model.layers.0.mlp.gate_up_proj.weight") and its largest absolute difference. Snapshots and
+ * comparisons go one after the other; a snapshot that fails leaves the one before, or none.
+ * ERR_NO_MEMORY, ERR_BUSY, ERR_NOT_FOUND (no snapshot). */
 hr_status hr_model_snapshot(hr_model *model, hr_error *err);
 hr_status hr_model_randomize(hr_model *model, uint64_t seed, hr_error *err);
-hr_status hr_model_compare_snapshot(const hr_model *model, char name[160], double *max_abs_err,
+hr_status hr_model_compare_snapshot(hr_model *model, char name[160], double *max_abs_err,
                                     bool *equal, hr_error *err);
 
 /* Gives the memory of the live weights back to the system, or takes it again with undefined

@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "model/places.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 typedef struct hr_linear {
@@ -77,7 +78,9 @@ struct hr_model {
     hr_weights shadow;  /* zero until one was wanted */
     bool *shadow_fresh; /* by place: the shadow holds what is live */
 
-    char *snapshot; /* of weight_values.c: a copy of arena, or NULL */
+    /* Of weight_values.c. */
+    pthread_mutex_t snapshot_lock;
+    char *snapshot; /* a copy of arena, or NULL */
 
     /* What format/peft.h is told about the model: first the modules by id, then the norms. */
     hr_module_name *module_names;

@@ -264,6 +264,7 @@ hr_status hr_model_load(const hr_model_options *options, hr_model **out, hr_erro
     hr_model *model = calloc(1, sizeof *model);
     if (model == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a model");
+    pthread_mutex_init(&model->snapshot_lock, NULL);
     hr_status status = load_into(model, options, err);
     if (status != HR_OK) {
         hr_model_destroy(model);
@@ -286,6 +287,7 @@ void hr_model_destroy(hr_model *model) {
     hr_page_pool_unref(model->pages);
     hr_places_free(&model->places);
     hr_guard_destroy(model->guard);
+    pthread_mutex_destroy(&model->snapshot_lock);
     free(model->module_names);
     free(model->name_text);
     free(model);

@@ -105,7 +105,7 @@ static hr_status refuse_during_update(const hr_model *model, hr_error *err) {
                : HR_OK;
 }
 
-hr_status hr_model_snapshot(hr_model *model, hr_error *err) {
+static hr_status take_snapshot(hr_model *model, hr_error *err) {
     const char *source;
     uint64_t available = hr_machine_memory_available(&source);
     if (model->snapshot == NULL && model->info.weight_bytes > available)
@@ -113,16 +113,24 @@ hr_status hr_model_snapshot(hr_model *model, hr_error *err) {
                        "a snapshot needs %.2f GiB of memory, %.2f GiB are available (%s)",
                        (double)model->info.weight_bytes / (1 << 30), (double)available / (1 << 30),
                        source);
+    hr_reading reading;
+    HR_TRY(hr_guard_enter(model->guard, &model->arena, &reading, err));
     if (model->snapshot == NULL)
         model->snapshot = hr_pages_alloc(model->info.weight_bytes);
+    if (model->snapshot != NULL)
+        memcpy(model->snapshot, reading.memory, model->info.weight_bytes);
+    hr_guard_leave(model->guard, &reading);
     if (model->snapshot == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "the system refuses %.2f GiB for a snapshot",
                        (double)model->info.weight_bytes / (1 << 30));
-    hr_reading reading;
-    HR_TRY(hr_guard_enter(model->guard, &model->arena, &reading, err));
-    memcpy(model->snapshot, reading.memory, model->info.weight_bytes);
-    hr_guard_leave(model->guard, &reading);
     return HR_OK;
+}
+
+hr_status hr_model_snapshot(hr_model *model, hr_error *err) {
+    pthread_mutex_lock(&model->snapshot_lock);
+    hr_status status = take_snapshot(model, err);
+    pthread_mutex_unlock(&model->snapshot_lock);
+    return status;
 }
 
 /* splitmix64's finish over a counter, as a float in [-1/32, 1/32). */
@@ -197,8 +205,8 @@ static const hr_place *first_difference(const hr_model *model, const char *arena
     return NULL;
 }
 
-hr_status hr_model_compare_snapshot(const hr_model *model, char name[160], double *max_abs_err,
-                                    bool *equal, hr_error *err) {
+static hr_status compare_snapshot(const hr_model *model, char name[160], double *max_abs_err,
+                                  bool *equal, hr_error *err) {
     if (model->snapshot == NULL)
         return hr_fail(err, HR_ERR_NOT_FOUND,
                        "there is no snapshot to compare with; take one first (action snapshot)");
@@ -219,6 +227,14 @@ hr_status hr_model_compare_snapshot(const hr_model *model, char name[160], doubl
     *max_abs_err = most;
     *equal = differs == NULL;
     return HR_OK;
+}
+
+hr_status hr_model_compare_snapshot(hr_model *model, char name[160], double *max_abs_err,
+                                    bool *equal, hr_error *err) {
+    pthread_mutex_lock(&model->snapshot_lock);
+    hr_status status = compare_snapshot(model, name, max_abs_err, equal, err);
+    pthread_mutex_unlock(&model->snapshot_lock);
+    return status;
 }
 
 void hr_model_release_weights(hr_model *model) {

@@ -1,6 +1,7 @@
 /* Reading weights of a loaded model: values and digests are those of the checkpoint's tensors in
  * the compute dtype, the checker's snapshot names what differs, and a publish never mixes one
  * tensor. */
+#include "base/machine.h"
 #include "format/checkpoint.h"
 #include "model/base_update.h"
 #include "model/layout.h"
@@ -299,6 +300,35 @@ static void update_one(hr_model *model, const hr_tensor *tensor, bool shadow) {
     hr_base_update_publish(update);
 }
 
+/* Compares until there is a snapshot. */
+static void *compare_with_the_first(void *arg) {
+    static bool equal;
+    char name[160];
+    double most;
+    hr_status status = HR_ERR_NOT_FOUND;
+    equal = false;
+    while (status == HR_ERR_NOT_FOUND)
+        status = hr_model_compare_snapshot(arg, name, &most, &equal, NULL);
+    return status == HR_OK && equal ? &equal : NULL;
+}
+
+static void who_compares_meets_no_snapshot_or_a_whole_one(void **state) {
+    (void)state;
+    hr_model *model = load(biased_dir[0], "float32");
+    for (int round = 0; round < 60; round++) {
+        pthread_t thread;
+        void *whole;
+        assert_int_equal(pthread_create(&thread, NULL, compare_with_the_first, model), 0);
+        usleep(1000); /* it has begun to ask */
+        assert_int_equal(hr_model_snapshot(model, NULL), HR_OK);
+        assert_int_equal(pthread_join(thread, &whole), 0);
+        assert_non_null(whole);
+        hr_pages_free(model->snapshot, model->arena_bytes);
+        model->snapshot = NULL;
+    }
+    hr_model_destroy(model);
+}
+
 static void a_snapshot_tells_what_differs_by_its_fused_name(void **state) {
     (void)state;
     hr_model *model = load(biased_dir[0], "float32");
@@ -402,6 +432,7 @@ int main(void) {
         cmocka_unit_test(each_tensor_that_is_read_is_of_one_version),
         cmocka_unit_test(a_publish_waits_for_no_reader_but_the_next_update_does),
         cmocka_unit_test(a_snapshot_tells_what_differs_by_its_fused_name),
+        cmocka_unit_test(who_compares_meets_no_snapshot_or_a_whole_one),
         cmocka_unit_test(random_weights_differ_everywhere_and_an_update_heals_them),
     };
     if (mkdtemp(dir) == NULL)
