@@ -231,12 +231,6 @@ hr_status hr_json_get_i64(const cJSON *obj, const char *key, int64_t min, int64_
     return hr_json_i64(item, key, min, max, HR_JSON_NUMBER, out, err);
 }
 
-hr_status hr_json_opt_i64(const cJSON *obj, const char *key, int64_t min, int64_t max, int64_t *out,
-                          hr_error *err) {
-    cJSON *item = hr_json_get_present(obj, key);
-    return item ? hr_json_i64(item, key, min, max, HR_JSON_NUMBER, out, err) : HR_OK;
-}
-
 hr_status hr_json_get_double(const cJSON *obj, const char *key, double min, double max, double *out,
                              hr_error *err) {
     cJSON *item = NULL;

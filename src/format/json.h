@@ -61,8 +61,6 @@ hr_status hr_json_opt_u64(const cJSON *obj, const char *key, uint64_t min, uint6
                           uint64_t *out, hr_error *err);
 hr_status hr_json_get_i64(const cJSON *obj, const char *key, int64_t min, int64_t max, int64_t *out,
                           hr_error *err);
-hr_status hr_json_opt_i64(const cJSON *obj, const char *key, int64_t min, int64_t max, int64_t *out,
-                          hr_error *err);
 hr_status hr_json_get_double(const cJSON *obj, const char *key, double min, double max, double *out,
                              hr_error *err);
 hr_status hr_json_opt_double(const cJSON *obj, const char *key, double min, double max, double *out,
