@@ -45,7 +45,8 @@ typedef struct hr_registration {
     bool pinned;
     const char *path; /* of a PEFT directory that holds the same adapter, so that it may be evicted
                          and read again; NULL: the stream is the only copy */
-    bool defer_publish;   /* the name must be new and stays unknown to requests until commit */
+    bool defer_publish;   /* the name must never have been published, and stays unknown to requests
+                             until commit */
     bool refuse_existing; /* a name that is published already is HR_ERR_ADAPTER_EXISTS */
 } hr_registration;
 
@@ -132,15 +133,16 @@ bool hr_receiver_expire(hr_receiver *receiver);
 
 /* Registers an adapter, or gives a registered one a new config: its next stream must bring the
  * whole adapter under that config, and which tensors earlier streams had is forgotten. A published
- * one serves its old version until commit. *pending: the name waits for commit (defer_publish).
- * HR_ERR_BUSY (a session holds tensors of that very name, or it waits for commit), HR_ERR_INVALID,
- * HR_ERR_ADAPTER_CONFIG, HR_ERR_LIMIT ("max-loaded-loras"), HR_ERR_ADAPTER_EXISTS (defer_publish on
- * a name that is not new). */
+ * one serves its old version until commit. *pending: the name waits for commit (defer_publish); it
+ * may be registered again until a session that may bring it is open, for its trainer may be dead.
+ * HR_ERR_BUSY (the open session holds tensors of that very name, or may bring it and it waits),
+ * HR_ERR_INVALID, HR_ERR_ADAPTER_CONFIG, HR_ERR_LIMIT ("max-loaded-loras"), HR_ERR_ADAPTER_EXISTS
+ * (defer_publish on a name that is published). */
 hr_status hr_receiver_register(hr_receiver *receiver, const hr_registration *registration,
                                bool *pending, hr_error *err);
 
-/* The adapter was unloaded: forgets its registration. HR_ERR_BUSY while it waits for publication or
- * an open session holds tensors of it. Unknown names are fine. */
+/* The adapter was unloaded: forgets its registration. HR_ERR_BUSY as of register. Unknown names are
+ * fine. */
 hr_status hr_receiver_unregister(hr_receiver *receiver, const char *name, hr_error *err);
 
 /* Changes the weight version alone. HR_ERR_SESSION while a session is open. The present version

@@ -26,6 +26,26 @@ static hr_status check_registration(const hr_registration *registration, hr_erro
     return HR_OK;
 }
 
+/* A session that is open holds the names whose tensors it has, and the waiting ones that may come
+ * in it. A waiting name that none holds may be a dead trainer's. */
+static hr_status check_not_held(const hr_receiver *receiver, const hr_registered *registered,
+                                hr_error *err) {
+    const hr_session *session = receiver->session;
+    const char *name = registered->registration.name;
+    if (session == NULL)
+        return HR_OK;
+    if (registered->pending && hr_session_admits(session, name))
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the adapter '%s' waits for publication by the session '%s'; end or abort "
+                       "that first",
+                       name, session->id);
+    if (registered->tensors > 0)
+        return hr_fail(err, HR_ERR_BUSY,
+                       "the session '%s' holds tensors of the adapter '%s'; end or abort it first",
+                       session->id, name);
+    return HR_OK;
+}
+
 static hr_status check_replaceable(const hr_receiver *receiver, const hr_registration *registration,
                                    const hr_registered *old, hr_error *err) {
     if (old == NULL && receiver->shared.registry.n >= MAX_REGISTERED)
@@ -33,20 +53,13 @@ static hr_status check_replaceable(const hr_receiver *receiver, const hr_registr
                        MAX_REGISTERED);
     if (old == NULL)
         return HR_OK;
-    if (registration->defer_publish)
+    if (registration->defer_publish && old->published)
         return hr_fail(
             err, HR_ERR_ADAPTER_EXISTS,
-            "the adapter '%s' is already registered, and defer_publish needs a new name; "
+            "the adapter '%s' is already published, and defer_publish needs a new name; "
             "choose another",
             registration->name);
-    if (old->pending)
-        return hr_fail(err, HR_ERR_BUSY,
-                       "the adapter '%s' waits for publication; end or abort its session first",
-                       registration->name);
-    if (old->tensors > 0)
-        return hr_fail(err, HR_ERR_BUSY,
-                       "the session '%s' holds tensors of the adapter '%s'; end or abort it first",
-                       receiver->session->id, registration->name);
+    HR_TRY(check_not_held(receiver, old, err));
     if (registration->refuse_existing && old->published)
         return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
                        "the adapter '%s' is already loaded; unload it first, or replace it with "
@@ -115,14 +128,7 @@ static hr_status unregister(hr_receiver *receiver, const char *name, hr_error *e
     hr_registered *found = hr_registry_find(&receiver->shared.registry, name, strlen(name));
     if (found == NULL)
         return HR_OK;
-    if (found->pending)
-        return hr_fail(err, HR_ERR_BUSY,
-                       "the adapter '%s' waits for publication; end or abort its session first",
-                       name);
-    if (found->tensors > 0)
-        return hr_fail(err, HR_ERR_BUSY,
-                       "the session '%s' holds tensors of the adapter '%s'; end or abort it first",
-                       receiver->session->id, name);
+    HR_TRY(check_not_held(receiver, found, err));
     hr_receiving_forget(&receiver->shared, found);
     return HR_OK;
 }

@@ -521,6 +521,21 @@ def test_a_staged_name_must_be_fresh(engine, adapter):
     refuse(engine, "register_lora_adapter", "a", lora_name="a", config_dict=adapter.config, defer_publish=True)
 
 
+def test_a_staged_name_of_a_dead_trainer_is_free_for_the_next(engine, adapter, other):
+    """As long as no session holds it: registered again, also with another config, or unloaded."""
+    register(engine, "a@1", other, defer_publish=True)  # and is never heard of again
+    staged(engine, "a@1", adapter)
+    refuse(engine, "register_lora_adapter", "waits for publication by the session", lora_name="a@1", config_dict=other.config,
+           defer_publish=True)
+    send(engine, adapter.named("a@1"), flush_cache=False)
+    ask(engine, "end_weight_update", expected_lora_checksums={"a@1": adapter.sums()})
+    load(engine, "same", adapter)
+    assert bits(engine, "a@1") == bits(engine, "same")
+    register(engine, "a@2", other, defer_publish=True)
+    engine.unload("a@2")
+    assert engine.get("/weight_update_status").json()["session"]["pending"] == 0
+
+
 def test_a_staged_push_beside_running_requests(engine, adapter):
     load(engine, "a@1", adapter)
     expected = engine.score([PROMPT], "a@1", 300)

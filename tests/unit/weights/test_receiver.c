@@ -564,10 +564,10 @@ static void i20_a_new_name_is_pending_until_it_is_published_or_dropped(void **st
         fixture f;
         fixture_open(&f);
         assert_int_equal(fixture_register(&f, "x@1", config, true), HR_OK);
-        fixture_says(&f, fixture_register(&f, "x@1", config, true), HR_ERR_ADAPTER_EXISTS, "x@1");
+        assert_int_equal(fixture_begin(&f, false), HR_OK);
+        fixture_says(&f, fixture_register(&f, "x@1", config, true), HR_ERR_BUSY, "waits");
         fixture_says(&f, fixture_register(&f, "x@1", config, false), HR_ERR_BUSY, "waits");
         fixture_says(&f, hr_receiver_unregister(f.receiver, "x@1", &f.err), HR_ERR_BUSY, "waits");
-        assert_int_equal(fixture_begin(&f, false), HR_OK);
         fixture_send_adapter(&f, "x@1", "new");
         assert_true(hr_receiver_is_pending(f.receiver, "x@1"));
         hr_manifest_entry entries[] = {{.name = "x@1:q.lora_A.weight"},
@@ -583,6 +583,45 @@ static void i20_a_new_name_is_pending_until_it_is_published_or_dropped(void **st
                          publish ? HR_ERR_ADAPTER_EXISTS : HR_OK);
         fixture_close(&f);
     }
+}
+
+/* Its trainer may be dead, and the next one pushes the same name, perhaps with another config. */
+static void i20_a_pending_name_that_no_session_holds_may_be_registered_again(void **state) {
+    (void)state;
+    static const char other[] = "{\"r\":8}";
+    for (int how = 0; how < 4; how++) {
+        fixture f;
+        fixture_open(&f);
+        assert_int_equal(fixture_register(&f, "x", config, false), HR_OK);
+        assert_int_equal(fixture_register(&f, "x@1", config, true), HR_OK);
+        bool staged = how != 1;
+        if (how == 2) /* by another trainer, whose session cannot bring it */
+            assert_int_equal(fixture_begin_for(&f, "s", false, "x"), HR_OK);
+        if (how == 3) /* or after an unload */
+            assert_int_equal(hr_receiver_unregister(f.receiver, "x@1", &f.err), HR_OK);
+        assert_int_equal(fixture_register(&f, "x@1", other, staged), HR_OK);
+        assert_int_equal(hr_receiver_is_pending(f.receiver, "x@1"), staged);
+        if (how == 2)
+            assert_int_equal(hr_receiver_abort(f.receiver, "s", NULL), HR_OK);
+        assert_int_equal(fixture_begin_for(&f, NULL, false, "x@1"), HR_OK);
+        fixture_send_adapter(&f, "x@1", "new");
+        hr_manifest_entry entries[] = {{.name = "x@1:q.lora_A.weight"},
+                                       {.name = "x@1:q.lora_B.weight"}};
+        hr_manifest manifest = {.entries = entries, .n = 2};
+        assert_int_equal(fixture_end_with(&f, &manifest), HR_OK);
+        assert_true(fake_sink_value(&f.sink, "x@1") != 0);
+        fixture_close(&f);
+    }
+}
+
+static void i20_a_name_that_was_registered_and_never_published_may_be_staged(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    assert_int_equal(fixture_register(&f, "x@1", config, false), HR_OK);
+    assert_int_equal(fixture_register(&f, "x@1", config, true), HR_OK);
+    assert_true(hr_receiver_is_pending(f.receiver, "x@1"));
+    fixture_close(&f);
 }
 
 static void i20_a_pending_name_without_tensors_fails_its_session(void **state) {
@@ -802,6 +841,8 @@ int main(void) {
         cmocka_unit_test(i18_the_version_changes_at_commit_only),
         cmocka_unit_test(i18_an_aborted_session_leaves_the_version),
         cmocka_unit_test(i20_a_new_name_is_pending_until_it_is_published_or_dropped),
+        cmocka_unit_test(i20_a_pending_name_that_no_session_holds_may_be_registered_again),
+        cmocka_unit_test(i20_a_name_that_was_registered_and_never_published_may_be_staged),
         cmocka_unit_test(i20_a_pending_name_without_tensors_fails_its_session),
         cmocka_unit_test(i24_a_tensor_whose_bytes_are_not_its_shapes_is_refused),
         cmocka_unit_test(i27_any_buckets_give_the_same_bytes_and_the_same_receipt),
