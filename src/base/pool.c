@@ -1,31 +1,35 @@
 /* The compute pool. */
 #include "base/pool.h"
 
+#include "base/cores.h"
+
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Spins before sleeping: about 100 us, longer than the gap between two steps of a busy engine. With
- * more workers than cores spinning only steals time from the worker that is waited for, so yield
- * instead. */
-enum { SPINS_BEFORE_SLEEP = 8000, SPINS_BEFORE_YIELD = 2000 };
+/* A waiting worker spins, then sleeps. For its next job it spins about 100 us, longer than the gap
+ * between two steps of a busy engine. In a barrier it spins for less: workers come there together,
+ * and the one that comes late has often lost its core, perhaps to the very worker that waits. */
+enum { SPINS_FOR_A_JOB = 8000, SPINS_IN_A_BARRIER = 2000 };
 
 struct hr_pool {
     unsigned n_workers, n_started;
     pthread_t *threads;
+    hr_core_note *cores; /* of each worker */
     hr_pool_job job;
     void *arg;
     _Alignas(64) _Atomic uint32_t generation; /* futex: raised once per job */
     _Alignas(64) _Atomic uint32_t sleepers;
     _Alignas(64) _Atomic uint32_t arrived; /* barrier */
-    _Alignas(64) _Atomic uint32_t phase;
+    _Alignas(64) _Atomic uint32_t phase;   /* futex: raised once per barrier */
+    _Atomic uint32_t barrier_sleepers;
     _Atomic int stop;
 };
 
@@ -57,6 +61,7 @@ static void futex_wake_all(_Atomic uint32_t *word) {
 }
 
 static void run_job(hr_pool *pool, unsigned worker) {
+    hr_core_note_here(pool->cores, worker);
     unsigned saved = hr_fp_enter();
     pool->job(pool->arg, worker, pool->n_workers);
     HR_ASSERT((_mm_getcsr() & 0xFFC0u) == FP_MODE);
@@ -64,7 +69,7 @@ static void run_job(hr_pool *pool, unsigned worker) {
 }
 
 static uint32_t wait_for_generation_after(hr_pool *pool, uint32_t seen) {
-    for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
+    for (int i = 0; i < SPINS_FOR_A_JOB; i++) {
         uint32_t now = atomic_load_explicit(&pool->generation, memory_order_acquire);
         if (now != seen)
             return now;
@@ -78,45 +83,33 @@ static uint32_t wait_for_generation_after(hr_pool *pool, uint32_t seen) {
     return now;
 }
 
-void hr_pool_barrier(hr_pool *pool, unsigned worker) {
-    (void)worker;
-    uint32_t phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) + 1 == pool->n_workers) {
-        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&pool->phase, phase + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase;
-         spins++) {
-        if (spins < SPINS_BEFORE_YIELD)
-            _mm_pause();
-        else
-            sched_yield();
-    }
+static bool is_over(const hr_pool *pool, uint32_t phase) {
+    return atomic_load_explicit(&pool->phase, memory_order_acquire) != phase;
 }
 
-/* Pins workers 1.. to a core each, where cores were reserved for this process, one per worker: an
- * affinity mask of as many cores as workers, on a machine that has more. On a machine shared with
- * others a pinned worker only waits behind them (docs/performance.md). Worker 0 is the
- * caller's thread and stays as it is; it finds the core that is left. Only a hint: errors are of no
- * interest. */
-static void pin_workers(const hr_pool *pool) {
-    cpu_set_t reserved;
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    if (sched_getaffinity(0, sizeof reserved, &reserved) != 0 ||
-        (unsigned)CPU_COUNT(&reserved) != pool->n_workers || CPU_COUNT(&reserved) >= online)
-        return;
-    unsigned worker = 0;
-    for (int core = 0; core < CPU_SETSIZE && worker < pool->n_workers; core++) {
-        if (!CPU_ISSET(core, &reserved))
-            continue;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(core, &one);
-        if (worker > 0)
-            pthread_setaffinity_np(pool->threads[worker], sizeof one, &one);
-        worker++;
+static void wait_for_phase_after(hr_pool *pool, unsigned worker, uint32_t phase) {
+    for (int i = 0; i < SPINS_IN_A_BARRIER; i++) {
+        if (is_over(pool, phase))
+            return;
+        _mm_pause();
     }
+    hr_core_leave_shared(pool->cores, worker, pool->n_workers);
+    atomic_fetch_add(&pool->barrier_sleepers, 1);
+    while (!is_over(pool, phase))
+        futex_wait(&pool->phase, phase);
+    atomic_fetch_sub(&pool->barrier_sleepers, 1);
+}
+
+void hr_pool_barrier(hr_pool *pool, unsigned worker) {
+    uint32_t phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) + 1 < pool->n_workers) {
+        wait_for_phase_after(pool, worker, phase);
+        return;
+    }
+    atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+    atomic_store(&pool->phase, phase + 1); /* before sleepers is read, as they add and then look */
+    if (atomic_load(&pool->barrier_sleepers) > 0)
+        futex_wake_all(&pool->phase);
 }
 
 static void *worker_main(void *arg) {
@@ -142,8 +135,11 @@ hr_status hr_pool_create(unsigned n_workers, hr_pool **out, hr_error *err) {
     memset(pool, 0, sizeof *pool);
     pool->n_workers = n_workers;
     pool->threads = calloc(n_workers, sizeof *pool->threads);
-    if (pool->threads == NULL)
+    pool->cores = aligned_alloc(64, n_workers * sizeof *pool->cores);
+    if (pool->threads == NULL || pool->cores == NULL)
         goto no_memory;
+    for (unsigned w = 0; w < n_workers; w++)
+        atomic_init(&pool->cores[w].core, -1);
     for (unsigned w = 1; w < n_workers; w++) {
         worker_start *start = malloc(sizeof *start);
         if (start == NULL)
@@ -159,7 +155,7 @@ hr_status hr_pool_create(unsigned n_workers, hr_pool **out, hr_error *err) {
         pthread_setname_np(pool->threads[w], "hr-compute");
         pool->n_started = w;
     }
-    pin_workers(pool);
+    hr_cores_pin(pool->threads, n_workers);
     *out = pool;
     return HR_OK;
 
@@ -177,6 +173,7 @@ void hr_pool_destroy(hr_pool *pool) {
     for (unsigned w = 1; w <= pool->n_started; w++)
         pthread_join(pool->threads[w], NULL);
     free(pool->threads);
+    free(pool->cores);
     free(pool);
 }
 

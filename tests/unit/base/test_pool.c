@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-
 enum { MAX_WORKERS = 9 };
 
 typedef struct counts {
@@ -88,6 +87,23 @@ static void an_idle_pool_sleeps(void **state) {
     hr_pool_destroy(pool);
 }
 
+static void come_late(void *arg, unsigned worker, unsigned n_workers) {
+    (void)n_workers;
+    if (worker == 0)
+        usleep(300 * 1000);
+    hr_pool_barrier(arg, worker);
+}
+
+static void workers_that_wait_for_a_late_one_sleep(void **state) {
+    (void)state;
+    hr_pool *pool = NULL;
+    assert_int_equal(hr_pool_create(4, &pool, NULL), HR_OK);
+    double before = cpu_seconds();
+    hr_pool_run(pool, come_late, pool);
+    assert_true(cpu_seconds() - before < 0.1); /* of 0.9 */
+    hr_pool_destroy(pool);
+}
+
 static void a_pool_of_none_is_refused(void **state) {
     (void)state;
     hr_pool *pool = NULL;
@@ -118,6 +134,7 @@ int main(void) {
         cmocka_unit_test(every_worker_runs_every_job_and_sees_the_others),
         cmocka_unit_test(denormals_are_flushed_inside_a_job_and_only_there),
         cmocka_unit_test(an_idle_pool_sleeps),
+        cmocka_unit_test(workers_that_wait_for_a_late_one_sleep),
         cmocka_unit_test(a_pool_of_none_is_refused),
         cmocka_unit_test(split_covers_everything_once),
     };
