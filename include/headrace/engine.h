@@ -227,7 +227,7 @@ hr_status hr_engine_flush_cache(hr_engine *engine, uint64_t timeout_ms, hr_error
  * it. Refusals: HR_ERR_ADAPTER_EXISTS ("already loaded"), HR_ERR_ADAPTER_CONFIG / _INCOMPATIBLE
  * ("incompatible"), HR_ERR_INVALID (name empty, over 256 bytes, or with ':'), HR_ERR_UNSUPPORTED
  * ("LoRA is not enabled"), HR_ERR_LIMIT. At max_loaded_loras the least recently used unpinned
- * adapter gives way; one that requests use counts as used now. */
+ * adapter that was read from a path gives way; one that requests use counts as used now. */
 hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char *path, bool pinned,
                                  hr_error *err);
 
@@ -235,8 +235,8 @@ hr_status hr_engine_load_adapter(hr_engine *engine, const char *name, const char
  * goes with the last lease. Requests that wait for it end: refused when they never ran, aborted
  * when they were paused by retraction. Never waits for requests. The path of an evicted adapter is
  * forgotten, and so is a registration that no session has published. HR_ERR_ADAPTER_UNKNOWN: "LoRA
- * with name X does not exist"; HR_ERR_BUSY: an open session streams it, or its publication is
- * deferred. */
+ * with name X does not exist"; HR_ERR_BUSY: an open session streams it, or may bring it and its
+ * publication is deferred. */
 hr_status hr_engine_unload_adapter(hr_engine *engine, const char *name, hr_error *err);
 
 /* ---- updates from a trainer ---- */
@@ -290,7 +290,7 @@ typedef enum hr_adapter_state {
     HR_ADAPTER_LOADED,
     HR_ADAPTER_EVICTED, /* gave way at max_loaded_loras; its path is known: hr_engine_ensure_adapter
                            brings it back */
-    HR_ADAPTER_UNKNOWN  /* never loaded, or unloaded by name */
+    HR_ADAPTER_UNKNOWN  /* never loaded, unloaded by name, or gave way and had no path */
 } hr_adapter_state;
 hr_adapter_state hr_engine_adapter_state(hr_engine *engine, const char *name);
 

@@ -48,6 +48,8 @@ typedef struct hr_registration {
     bool defer_publish;   /* the name must never have been published, and stays unknown to requests
                              until commit */
     bool refuse_existing; /* a name that is published already is HR_ERR_ADAPTER_EXISTS */
+    bool displaces; /* set by hr_receiver_apply: over the cap of names the least recently used one
+                       gives way when this one is published, whether it can be read again or not */
 } hr_registration;
 
 typedef struct hr_published_adapter {
@@ -79,6 +81,9 @@ typedef struct hr_receiver_sink {
     /* Gives the room of a name that no session has published back. Harmless for a name that was
      * published otherwise. */
     void (*forget_adapter)(void *self, const char *name);
+    /* Whether a name that a session has published is still served, or can be brought back; one that
+     * gave way is as new again. NULL: it is until it is unregistered. */
+    bool (*has_adapter)(void *self, const char *name);
 
     /* Builds what kernels read from the whole adapter, aside from everything live. tensors have
      * names without the adapter's prefix; their bytes are read only here. */
@@ -307,8 +312,9 @@ hr_status hr_receiver_end(hr_receiver *receiver, const hr_end_options *options,
 /* One bucket as a session of its own: register (when there is a registration), begin, bucket, end.
  * bucket->session_id is the id of this session; the same bucket under it again gives the receipt
  * again. A failure leaves the registration as it was before. With a registration only tensors of
- * that adapter may come; without one base tensors and any registered adapters may. HR_ERR_SESSION
- * while another one is open; HR_ERR_INVALID with defer_publish. */
+ * that adapter may come (over the cap of names another gives way to it: displaces); without one
+ * base tensors and any registered adapters may. HR_ERR_SESSION while another one is open;
+ * HR_ERR_INVALID with defer_publish. */
 hr_status hr_receiver_apply(hr_receiver *receiver, const hr_registration *registration,
                             const hr_bucket *bucket, const hr_end_options *options,
                             hr_receipt **receipt, hr_error *err);

@@ -153,9 +153,9 @@ static hr_status reserve_name(hr_update *u, const hr_registration *registration,
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'",
                        registration->name);
     memcpy(name->name, registration->name, size);
-    hr_status status =
-        hr_adapter_store_reserve_streamed(u->c.store, registration->name, registration->path,
-                                          registration->pinned, &name->reservation, err);
+    hr_status status = hr_adapter_store_reserve_streamed(
+        u->c.store, registration->name, registration->path, registration->pinned,
+        registration->displaces, &name->reservation, err);
     if (status != HR_OK || name->reservation == NULL) { /* refused, or published already */
         hr_alloc_free(&u->c.alloc, name);
         return status;
@@ -222,6 +222,11 @@ static void forget_adapter(void *self, const char *name) {
     registered_name *found = take_name(u, name);
     if (found != NULL)
         name_free(u, found);
+}
+
+static bool has_adapter(void *self, const char *name) {
+    hr_update *u = self;
+    return hr_adapter_store_state(u->c.store, name) != HR_ADAPTER_UNKNOWN;
 }
 
 static built_adapter *built_create(hr_update *u, const hr_registration *registration) {
@@ -417,6 +422,7 @@ hr_receiver_sink hr_update_sink(hr_update *update) {
     return (hr_receiver_sink){.self = update,
                               .register_adapter = register_adapter,
                               .forget_adapter = forget_adapter,
+                              .has_adapter = has_adapter,
                               .build_adapter = build_adapter,
                               .discard_adapter = discard_adapter,
                               .base_begin = base_begin,

@@ -8,7 +8,8 @@
  * trainer that never unloads leaves one name a step behind. */
 enum { MAX_EVICTED = 1024 };
 
-/* What was neither pinned nor read from a path cannot come back, so it does not give way. */
+/* What is not pinned and can be read again. What came over the wire alone cannot come back, and
+ * gives way only to a load call that was told to make room. */
 static bool may_give_way(const hr_adapter_version *version) {
     return !version->pinned && version->path != NULL;
 }
@@ -31,13 +32,22 @@ static bool gives_way_before(const hr_adapter_version *a, const hr_adapter_versi
     return a->last_use < b->last_use;
 }
 
-static hr_adapter_version *least_recent(hr_adapter_store *store, uint64_t first_new_id) {
+static hr_adapter_version *least_recent(hr_adapter_store *store, uint64_t first_new_id,
+                                        bool with_path, bool streamed) {
     hr_adapter_version *oldest = NULL;
     for (hr_adapter_version *v = store->published; v != NULL; v = v->next)
-        if (may_give_way(v) && v->id < first_new_id &&
+        if (!v->pinned && (v->path != NULL ? with_path : streamed) && v->id < first_new_id &&
             (oldest == NULL || gives_way_before(v, oldest)))
             oldest = v;
     return oldest;
+}
+
+/* Loads under way count on the places of those that give way to them, which are left to them. */
+static hr_adapter_version *find_victim(hr_adapter_store *store, uint64_t first_new_id,
+                                       bool displaces) {
+    uint32_t kept = hr_adapter_store_count_staying(store) + hr_adapter_store_count_reserved(store);
+    bool with_path = !displaces || kept <= store->limits.max_loaded;
+    return least_recent(store, first_new_id, with_path, displaces);
 }
 
 hr_evicted_name *hr_adapter_store_find_evicted(const hr_adapter_store *store, const char *name) {
@@ -75,11 +85,11 @@ static void remember_evicted(hr_adapter_store *store, hr_adapter_version *versio
         hr_adapter_store_forget_evicted(store, store->evicted->name);
 }
 
-hr_adapter_version *hr_adapter_store_evict_over_cap(hr_adapter_store *store,
-                                                    uint64_t first_new_id) {
+hr_adapter_version *hr_adapter_store_evict_over_cap(hr_adapter_store *store, uint64_t first_new_id,
+                                                    bool displaces) {
     hr_adapter_version *dead = NULL, *victim;
     while (store->limits.max_loaded > 0 && store->stats.loaded > store->limits.max_loaded &&
-           (victim = least_recent(store, first_new_id)) != NULL) {
+           (victim = find_victim(store, first_new_id, displaces)) != NULL) {
         remember_evicted(store, victim);
         hr_adapter_version *unused = hr_adapter_store_unpublish(store, victim);
         if (unused != NULL) {

@@ -19,17 +19,24 @@ static uint32_t count_pinned(const hr_adapter_store *store) {
     return n;
 }
 
-static uint32_t count_reserved(const hr_adapter_store *store, bool pinned_only) {
+static uint32_t count_pinned_reserved(const hr_adapter_store *store) {
     uint32_t n = 0;
     for (const hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
-        n += !pinned_only || r->version->pinned;
+        n += r->version->pinned;
+    return n;
+}
+
+uint32_t hr_adapter_store_count_reserved(const hr_adapter_store *store) {
+    uint32_t n = 0;
+    for (const hr_adapter_reservation *r = store->reserved; r != NULL; r = r->next)
+        n++;
     return n;
 }
 
 static hr_status check_pin(const hr_adapter_store *store, const char *name, bool pinned,
                            hr_error *err) {
     uint32_t n_pinned = count_pinned(store);
-    if (pinned && n_pinned + count_reserved(store, true) + 1 >= store->limits.max_per_batch)
+    if (pinned && n_pinned + count_pinned_reserved(store) + 1 >= store->limits.max_per_batch)
         return hr_fail(
             err, HR_ERR_LIMIT,
             "LoRA adapter '%s': it is not allowed to pin all slots (%u pinned, max_loras_per_batch "
@@ -40,28 +47,28 @@ static hr_status check_pin(const hr_adapter_store *store, const char *name, bool
 }
 
 hr_status hr_adapter_store_check_place(const hr_adapter_store *store, const char *name, bool pinned,
-                                       hr_error *err) {
+                                       bool displaces, hr_error *err) {
     HR_TRY(check_pin(store, name, pinned, err));
-    uint32_t max = store->limits.max_loaded, staying = hr_adapter_store_count_staying(store);
-    if (max > 0 && staying + count_reserved(store, false) >= max)
+    uint32_t max = store->limits.max_loaded, reserved = hr_adapter_store_count_reserved(store);
+    uint32_t staying = displaces ? count_pinned(store) : hr_adapter_store_count_staying(store);
+    if (max > 0 && staying + reserved >= max)
         return hr_fail(err, HR_ERR_LIMIT,
                        "LoRA adapter '%s': Maximum number of loaded LoRA adapters reached "
-                       "(max_loaded_loras %u) and "
-                       "none of them can be evicted (%u pinned or streamed, %u being loaded); "
-                       "unload one first",
-                       name, max, staying, count_reserved(store, false));
+                       "(max-loaded-loras %u) and none of them can be evicted (%u %s, %u "
+                       "registered or being loaded); unload one first",
+                       name, max, staying, displaces ? "pinned" : "pinned or streamed", reserved);
     return HR_OK;
 }
 
 /* Inside the lock: a name that only a stream can bring takes a free place, or none. */
 static hr_status check_free_place(const hr_adapter_store *store, const char *name, hr_error *err) {
-    uint64_t taken = store->stats.loaded + count_reserved(store, false);
+    uint64_t taken = store->stats.loaded + hr_adapter_store_count_reserved(store);
     uint32_t max = store->limits.max_loaded;
     if (max == 0 || taken < max)
         return HR_OK;
     return hr_fail(err, HR_ERR_LIMIT,
                    "LoRA adapter '%s': all places are taken (max-loaded-loras %u: %llu loaded or "
-                   "registered), and none gives way to a streamed adapter; unload one first",
+                   "registered), and none gives way to one that is registered; unload one first",
                    name, max, (unsigned long long)taken);
 }
 
@@ -89,7 +96,7 @@ static hr_adapter_reservation *reservation_create(hr_adapter_store *store, const
 
 /* Inside the lock: may this name be loaded now? */
 static hr_status check_reservation(hr_adapter_store *store, const char *name, bool pinned,
-                                   hr_error *err) {
+                                   bool displaces, hr_error *err) {
     if (hr_adapter_store_find_published(store, name) != NULL)
         return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
                        "LoRA adapter '%s' is already loaded; unload it first", name);
@@ -100,7 +107,7 @@ static hr_status check_reservation(hr_adapter_store *store, const char *name, bo
                        other->streamed
                            ? "it is registered and waits for its weights; stream them, or unload it"
                            : "another load of it is under way");
-    return hr_adapter_store_check_place(store, name, pinned, err);
+    return hr_adapter_store_check_place(store, name, pinned, displaces, err);
 }
 
 static void link_reservation(hr_adapter_store *store, hr_adapter_reservation *reservation) {
@@ -127,7 +134,7 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
     if (reservation == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
     pthread_mutex_lock(&store->lock);
-    hr_status status = check_reservation(store, name, pinned, err);
+    hr_status status = check_reservation(store, name, pinned, false, err);
     if (status == HR_OK)
         link_reservation(store, reservation);
     pthread_mutex_unlock(&store->lock);
@@ -140,7 +147,7 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
 }
 
 hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
-                                            const char *path, bool pinned,
+                                            const char *path, bool pinned, bool displaces,
                                             hr_adapter_reservation **out, hr_error *err) {
     HR_TRY(hr_adapter_name_check(name, err));
     if (path != NULL && strnlen(path, HR_ADAPTER_PATH_MAX + 1) > HR_ADAPTER_PATH_MAX)
@@ -150,15 +157,16 @@ hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char 
     if (reservation == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory to register LoRA adapter '%s'", name);
     reservation->streamed = true;
+    reservation->displaces = displaces;
     pthread_mutex_lock(&store->lock);
     const hr_adapter_version *published = hr_adapter_store_find_published(store, name);
     hr_status status = HR_OK;
     if (published != NULL)
         status = check_pin(store, name, pinned && !published->pinned, err);
-    else if (path == NULL)
+    else if (path == NULL && !displaces)
         status = check_free_place(store, name, err);
     if (published == NULL && status == HR_OK)
-        status = check_reservation(store, name, pinned, err);
+        status = check_reservation(store, name, pinned, displaces, err);
     if (published == NULL && status == HR_OK)
         link_reservation(store, reservation);
     pthread_mutex_unlock(&store->lock);
@@ -210,10 +218,10 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
     const hr_evicted_name *evicted = NULL;
     if (status == HR_OK && hr_adapter_store_find_published(store, name) == NULL) {
         evicted = hr_adapter_store_find_evicted(store, name);
-        if (evicted == NULL)
+        if (evicted == NULL || evicted->path == NULL)
             status = hr_adapter_store_fail_unknown(store, name, err);
         else
-            status = hr_adapter_store_check_place(store, name, false, err);
+            status = hr_adapter_store_check_place(store, name, false, false, err);
     }
     if (status == HR_OK && evicted != NULL) {
         reservation = reservation_create(store, name, evicted->path, false);

@@ -35,12 +35,14 @@ static void append_names(hr_buf *text, const hr_adapter_store *store) {
 
 hr_status hr_adapter_store_fail_unknown(const hr_adapter_store *store, const char *name,
                                         hr_error *err) {
-    if (hr_adapter_store_find_evicted(store, name) != NULL)
+    const hr_evicted_name *evicted = hr_adapter_store_find_evicted(store, name);
+    if (evicted != NULL)
         return hr_fail(
             err, HR_ERR_ADAPTER_UNKNOWN,
-            "LoRA adapter '%.256s' is not loaded: it gave way to others at max_loaded_loras %u; "
-            "load it again, or pin it",
-            name, store->limits.max_loaded);
+            "LoRA adapter '%.256s' is not loaded: it gave way to others at max_loaded_loras %u%s",
+            name, store->limits.max_loaded,
+            evicted->path != NULL ? "; load it again, or pin it"
+                                  : ", and came over the wire; push it again, or pin it");
     const hr_adapter_reservation *reservation = hr_adapter_store_find_reserved(store, name);
     if (reservation != NULL && reservation->streamed)
         return hr_fail(err, HR_ERR_ADAPTER_UNKNOWN,
@@ -103,10 +105,11 @@ hr_adapter_state hr_adapter_store_state(hr_adapter_store *store, const char *nam
     if (name == NULL)
         return HR_ADAPTER_UNKNOWN;
     pthread_mutex_lock(&store->lock);
-    hr_adapter_state state =
-        hr_adapter_store_find_published(store, name) != NULL ? HR_ADAPTER_LOADED
-        : hr_adapter_store_find_evicted(store, name) != NULL ? HR_ADAPTER_EVICTED
-                                                             : HR_ADAPTER_UNKNOWN;
+    const hr_evicted_name *evicted = hr_adapter_store_find_evicted(store, name);
+    hr_adapter_state state = hr_adapter_store_find_published(store, name) != NULL
+                                 ? HR_ADAPTER_LOADED
+                             : evicted != NULL && evicted->path != NULL ? HR_ADAPTER_EVICTED
+                                                                        : HR_ADAPTER_UNKNOWN;
     pthread_mutex_unlock(&store->lock);
     return state;
 }

@@ -45,7 +45,7 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
         version->awaited = reservation->recalled;
         publish_version(store, version);
         id = version->id;
-        dead = hr_adapter_store_evict_over_cap(store, id);
+        dead = hr_adapter_store_evict_over_cap(store, id, false);
     }
     atomic_fetch_add(&store->changes, 1);
     pthread_mutex_unlock(&store->lock);
@@ -62,7 +62,8 @@ static hr_status check_places(hr_adapter_store *store, const hr_adapter_publicat
     for (size_t i = 0; i < n && status == HR_OK; i++)
         if (items[i].reservation == NULL &&
             hr_adapter_store_find_published(store, items[i].name) == NULL)
-            status = hr_adapter_store_check_place(store, items[i].name, items[i].pinned, err);
+            status =
+                hr_adapter_store_check_place(store, items[i].name, items[i].pinned, false, err);
     pthread_mutex_unlock(&store->lock);
     return status;
 }
@@ -99,10 +100,13 @@ void hr_adapter_store_publish_all(hr_adapter_store *store, hr_adapter_publicatio
     hr_adapter_version *dead = NULL;
     pthread_mutex_lock(&store->lock);
     uint64_t first_new_id = store->next_id;
+    bool displaces = false;
     for (size_t i = 0; i < n; i++) {
         hr_adapter_version *version = items[i].version;
-        if (items[i].reservation != NULL)
+        if (items[i].reservation != NULL) {
             hr_adapter_store_unlink(store, items[i].reservation);
+            displaces |= items[i].reservation->displaces;
+        }
         version->payload = items[i].payload;
         hr_adapter_version *former = publish_version(store, version);
         if (former != NULL) {
@@ -115,7 +119,7 @@ void hr_adapter_store_publish_all(hr_adapter_store *store, hr_adapter_publicatio
     hr_adapter_version **end = &dead;
     while (*end != NULL)
         end = &(*end)->next;
-    *end = hr_adapter_store_evict_over_cap(store, first_new_id);
+    *end = hr_adapter_store_evict_over_cap(store, first_new_id, displaces);
     atomic_fetch_add(&store->changes, 1);
     pthread_mutex_unlock(&store->lock);
     for (size_t i = 0; i < n; i++)

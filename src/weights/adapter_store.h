@@ -70,10 +70,10 @@ hr_status hr_adapter_store_reserve(hr_adapter_store *store, const char *name, co
                                    bool pinned, hr_adapter_reservation **out, hr_error *err);
 
 /* Makes the name servable with this payload, which the store owns from now on; returns the fresh
- * id. Cannot fail. Over max_loaded the least recently used unpinned names give way (those in use,
- * or recalled and not leased yet, last of all) and their paths are remembered. The reservation is
- * gone. 0 only for a recalled name that was unloaded meanwhile: it stays unloaded, the payload is
- * destroyed. */
+ * id. Cannot fail. Over max_loaded the least recently used unpinned names with a path give way
+ * (those in use, or recalled and not leased yet, last of all) and their paths are remembered. The
+ * reservation is gone. 0 only for a recalled name that was unloaded meanwhile: it stays unloaded,
+ * the payload is destroyed. */
 uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservation *reservation,
                                   const hr_adapter_payload *payload);
 
@@ -84,17 +84,19 @@ void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *re
 
 /* Holds a place for a new name without a path (path may be NULL: it can never be recalled), as
  * reserve does, but never by evicting what is there: HR_ERR_LIMIT ("max-loaded-loras") when the cap
- * is reached, unless path is given. A published name needs no reservation: *out is NULL then. Until
- * it is published, requests for the name hear that it is "awaiting publication". */
+ * is reached, unless path is given. displaces: the least recently used unpinned name, with a path
+ * or without, gives way when this one is published; HR_ERR_LIMIT only when there is none. A
+ * published name needs no reservation: *out is NULL then. Until it is published, requests for the
+ * name hear that it is "awaiting publication". */
 hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char *name,
-                                            const char *path, bool pinned,
+                                            const char *path, bool pinned, bool displaces,
                                             hr_adapter_reservation **out, hr_error *err);
 
 typedef struct hr_adapter_publication {
     const char *name;
     hr_adapter_reservation *reservation; /* of a new name; NULL: the name may be published */
     hr_adapter_payload payload;
-    const char *path; /* NULL: cannot be recalled after eviction, so it is never evicted */
+    const char *path; /* NULL: cannot be recalled, so it gives way only to what displaces */
     const char *weight_version; /* that the publication named, under 257 bytes; NULL: none */
     bool pinned;
     uint64_t id;                        /* filled: the fresh id */

@@ -12,11 +12,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A name that gave way and where it can be read again. Made with the version, so that eviction
- * needs no memory. */
+/* A name that gave way, and where it can be read again if it can. Made with the version, so that
+ * eviction needs no memory. */
 typedef struct hr_evicted_name {
     struct hr_evicted_name *next;
-    const char *path;                            /* into text */
+    const char *path;                            /* into text; NULL: nowhere */
     uint64_t line;                               /* of the version that gave way */
     uint8_t contents[HR_XXH3_SIZE];              /* the same */
     char weight_version[HR_WEIGHT_VERSION_SIZE]; /* the same: what is recalled is the same */
@@ -32,7 +32,7 @@ struct hr_adapter_version {
     uint64_t last_use; /* store clock: raised by every acquire and publish */
     bool pinned, published;
     bool awaited;            /* recalled, and the request it was recalled for has no lease yet */
-    hr_evicted_name *memory; /* NULL once it is in the catalogue, and without a path */
+    hr_evicted_name *memory; /* NULL once it is in the catalogue */
     char weight_version[HR_WEIGHT_VERSION_SIZE]; /* that its publication named, or "" */
     hr_adapter_payload payload;
 };
@@ -44,6 +44,7 @@ struct hr_adapter_reservation {
     bool revoked;
     uint8_t contents[HR_XXH3_SIZE]; /* of the recalled name */
     bool streamed;                  /* held by a registration: nobody may wait for it */
+    bool displaces;                 /* what cannot be read again gives way to it too */
 };
 
 struct hr_adapter_store {
@@ -95,17 +96,21 @@ hr_status hr_adapter_store_fail_unknown(const hr_adapter_store *store, const cha
 hr_evicted_name *hr_adapter_store_find_evicted(const hr_adapter_store *store, const char *name);
 /* False: it was not in the catalogue. */
 bool hr_adapter_store_forget_evicted(hr_adapter_store *store, const char *name);
-/* Names over the cap give way, none that is as new as first_new_id; those without leases are
- * returned as a list to free after the lock. */
-hr_adapter_version *hr_adapter_store_evict_over_cap(hr_adapter_store *store, uint64_t first_new_id);
-/* How many names do not give way. */
+/* Names over the cap give way, none that is as new as first_new_id, and none without a path unless
+ * what is published displaces it; those without leases are returned as a list to free after the
+ * lock. */
+hr_adapter_version *hr_adapter_store_evict_over_cap(hr_adapter_store *store, uint64_t first_new_id,
+                                                    bool displaces);
+/* How many names do not give way to what displaces nobody. */
 uint32_t hr_adapter_store_count_staying(const hr_adapter_store *store);
 
 /* ---- adapter_load.c ---- */
 
 /* Inside the lock: HR_ERR_LIMIT when one more name has no place. */
 hr_status hr_adapter_store_check_place(const hr_adapter_store *store, const char *name, bool pinned,
-                                       hr_error *err);
+                                       bool displaces, hr_error *err);
+/* Inside the lock: places that are held for names to come. */
+uint32_t hr_adapter_store_count_reserved(const hr_adapter_store *store);
 /* Inside the lock: the load is over; who waits for it hears of it. */
 void hr_adapter_store_unlink(hr_adapter_store *store, const hr_adapter_reservation *reservation);
 /* Outside the lock; with the version, unless it was taken out. NULL is allowed. */

@@ -13,13 +13,12 @@ static char *copy_text(const hr_alloc *alloc, const char *text) {
 }
 
 static hr_evicted_name *make_memory(const hr_alloc *alloc, const char *name, const char *path) {
-    size_t name_size = strlen(name) + 1, path_size = strlen(path) + 1;
+    size_t name_size = strlen(name) + 1, path_size = path != NULL ? strlen(path) + 1 : 0;
     hr_evicted_name *e = hr_alloc_array(alloc, sizeof *e + name_size + path_size, 1);
     if (e == NULL)
         return NULL;
     memcpy(e->name, name, name_size);
-    memcpy(e->name + name_size, path, path_size);
-    e->path = e->name + name_size;
+    e->path = path != NULL ? memcpy(e->name + name_size, path, path_size) : NULL;
     return e;
 }
 
@@ -32,9 +31,9 @@ hr_adapter_version *hr_adapter_version_create(hr_adapter_store *store, const cha
     version->pinned = pinned;
     version->name = copy_text(alloc, name);
     version->path = path != NULL ? copy_text(alloc, path) : NULL;
-    version->memory = path != NULL ? make_memory(alloc, name, path) : NULL;
-    if (version->name == NULL ||
-        (path != NULL && (version->path == NULL || version->memory == NULL))) {
+    version->memory = make_memory(alloc, name, path);
+    if (version->name == NULL || version->memory == NULL ||
+        (path != NULL && version->path == NULL)) {
         hr_adapter_version_free(store, version);
         return NULL;
     }

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { MAX_CONFIG = 1 << 20, MAX_PATH = 4095, MAX_REGISTERED = 1 << 16 };
+enum { MAX_CONFIG = 1 << 20, MAX_PATH = 4095, MAX_REGISTERED = 1 << 16, MIN_LOOK = 256 };
 
 static hr_status check_registration(const hr_registration *registration, hr_error *err) {
     HR_TRY(hr_adapter_name_check(registration->name, err));
@@ -24,6 +24,27 @@ static hr_status check_registration(const hr_registration *registration, hr_erro
         return hr_fail(err, HR_ERR_LIMIT, "the path of the adapter '%s' is over %d bytes",
                        registration->name, MAX_PATH);
     return HR_OK;
+}
+
+static bool is_published(const hr_receiver *receiver, const hr_registered *registered) {
+    const hr_receiver_sink *sink = &receiver->shared.sink;
+    return registered->published && (sink->has_adapter == NULL ||
+                                     sink->has_adapter(sink->self, registered->registration.name));
+}
+
+/* A trainer that names each version anew leaves a registration behind with every name that gave
+ * way. Looked for when there are twice as many as last time were left. */
+static void forget_gone(hr_receiver *receiver) {
+    hr_registry *registry = &receiver->shared.registry;
+    if (receiver->session != NULL || registry->n < registry->next_look)
+        return;
+    hr_registered *next;
+    for (hr_registered *r = registry->first; r != NULL; r = next) {
+        next = r->next;
+        if (r->published && !is_published(receiver, r))
+            hr_receiving_forget(&receiver->shared, r);
+    }
+    registry->next_look = registry->n < MIN_LOOK / 2 ? MIN_LOOK : 2 * registry->n;
 }
 
 /* A session that is open holds the names whose tensors it has, and the waiting ones that may come
@@ -53,14 +74,13 @@ static hr_status check_replaceable(const hr_receiver *receiver, const hr_registr
                        MAX_REGISTERED);
     if (old == NULL)
         return HR_OK;
-    if (registration->defer_publish && old->published)
-        return hr_fail(
-            err, HR_ERR_ADAPTER_EXISTS,
-            "the adapter '%s' is already published, and defer_publish needs a new name; "
-            "choose another",
-            registration->name);
+    if (registration->defer_publish && is_published(receiver, old))
+        return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
+                       "the adapter '%s' is already published, and defer_publish needs a new name; "
+                       "choose another",
+                       registration->name);
     HR_TRY(check_not_held(receiver, old, err));
-    if (registration->refuse_existing && old->published)
+    if (registration->refuse_existing && is_published(receiver, old))
         return hr_fail(err, HR_ERR_ADAPTER_EXISTS,
                        "the adapter '%s' is already loaded; unload it first, or replace it with "
                        "upsert",
@@ -86,9 +106,11 @@ hr_status hr_update_register(hr_receiver *receiver, const hr_registration *regis
     }
     added->since_ns = hr_turn_now(receiver);
     added->pending = registration->defer_publish;
-    added->published = old != NULL && old->published;
+    added->published = old != NULL && is_published(receiver, old);
     if (old != NULL)
         hr_registry_take(&shared->registry, old);
+    else
+        forget_gone(receiver);
     hr_registry_put(&shared->registry, added);
     *out = (hr_update_change){added, old};
     return HR_OK;
@@ -104,6 +126,10 @@ void hr_update_undo(hr_receiver *receiver, const hr_update_change *made) {
     if (made->replaced == NULL) {
         hr_receiving_forget(&receiver->shared, made->added);
         return;
+    }
+    if (made->replaced->published) { /* if it had given way it got room anew */
+        const hr_receiver_sink *sink = &receiver->shared.sink;
+        sink->forget_adapter(sink->self, made->added->registration.name);
     }
     hr_registry_take(&receiver->shared.registry, made->added);
     hr_registered_destroy(&receiver->shared.memory, made->added);

@@ -103,8 +103,11 @@ static hr_status apply(hr_receiver *receiver, const hr_registration *registratio
             "a load publishes the adapter '%.256s' at once; defer_publish is for sessions",
             registration->name);
     hr_update_change made = {0};
-    if (registration != NULL)
-        HR_TRY(hr_update_register(receiver, registration, &made, err));
+    if (registration != NULL) {
+        hr_registration displacing = *registration;
+        displacing.displaces = true;
+        HR_TRY(hr_update_register(receiver, &displacing, &made, err));
+    }
     const char **names = NULL;
     size_t n_names = 0;
     hr_status status;

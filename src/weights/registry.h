@@ -40,6 +40,7 @@ typedef struct hr_registry {
     pthread_mutex_t lock; /* the list's links and pending, against readers of other threads */
     hr_registered *first;
     uint32_t n, n_pending;
+    uint32_t next_look; /* at so many, those whose names are gone are looked for */
 } hr_registry;
 
 void hr_registry_init(hr_registry *registry, const hr_memory *memory);

@@ -111,8 +111,7 @@ bool hr_session_admits(const hr_session *session, const char *name) {
 
 void hr_receiving_forget(hr_receiving *shared, hr_registered *registered) {
     hr_registry_take(&shared->registry, registered);
-    if (!registered->published)
-        shared->sink.forget_adapter(shared->sink.self, registered->registration.name);
+    shared->sink.forget_adapter(shared->sink.self, registered->registration.name);
     hr_registered_destroy(&shared->memory, registered);
 }
 

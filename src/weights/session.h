@@ -96,7 +96,7 @@ void hr_session_free(hr_session *session); /* NULL is allowed */
 /* Whether this session decides about the name: it may come here. */
 bool hr_session_admits(const hr_session *session, const char *name);
 
-/* Forgets a name that waits for publication, or that no session has published. */
+/* Takes the name out of the registry, and gives its room back if it has one. */
 void hr_receiving_forget(hr_receiving *shared, hr_registered *registered);
 
 /* One digest of everything that end options ask for. */

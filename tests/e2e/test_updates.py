@@ -190,19 +190,34 @@ def test_a_registration_is_checked_before_any_byte_moves(engine, adapter):
     engine.unload("a")
 
 
-def test_a_new_name_over_the_cap_is_refused_and_none_gives_way(engine, adapter, other):
+def test_a_new_name_over_the_cap_is_not_registered_and_none_gives_way(engine, adapter, other):
     for name in "abcd":
         load(engine, name, other)
     before = {name: bits(engine, name) for name in "abcd"}
     refuse(engine, "register_lora_adapter", "max-loaded-loras", lora_name="e", config_dict=adapter.config)
-    refuse(engine, "load_lora_adapter_from_tensors", "max-loaded-loras", lora_name="e", config_dict=adapter.config,
-           serialized_tensors=forms.plain(adapter.tensors))
     load(engine, "d", adapter, upsert=True)  # a name that is there may always come again
     assert bits(engine, "d") != before.pop("d")
     assert {name: bits(engine, name) for name in before} == before
 
 
 # ---- load_lora_adapter_from_tensors ----
+
+def test_a_load_over_the_cap_takes_the_place_of_the_name_used_longest_ago(engine, adapter, other):
+    """A load that fails takes none; a name that gave way is refused, never served by another, until it is pushed again."""
+    for name in "abcd":
+        load(engine, name, other, pinned=name == "c")
+    before = bits(engine, "a")
+    broken = {**adapter.tensors, max(adapter.tensors): torch.zeros(1)}
+    refuse(engine, "load_lora_adapter_from_tensors", "e", lora_name="e", config_dict=adapter.config,
+           serialized_tensors=forms.plain(broken))
+    assert set(load(engine, "e", adapter)["loaded_adapters"]) == set("acde")
+    assert set(load(engine, "f", adapter)["loaded_adapters"]) == set("acef")
+    for name in "bd":
+        message = engine.post("/generate", {"input_ids": PROMPT, "lora_path": name}).json()["error"]["message"]
+        assert "not loaded" in message and "gave way" in message and "push it again" in message
+    load(engine, "b", other)
+    assert bits(engine, "b") == before
+
 
 def test_a_load_from_tensors_is_the_load_from_disk(engine, adapter, adapter_dirs):
     engine.load("disk", adapter_dirs["seven-r8"])

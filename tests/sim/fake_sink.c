@@ -107,6 +107,12 @@ uint64_t fake_sink_id(const fake_sink *fake, const char *name) {
     return found != NULL ? found->id : 0;
 }
 
+void fake_sink_evict(fake_sink *fake, const char *name) {
+    fake_live *found = find_live(fake, name);
+    assert_non_null(found);
+    *found = fake->live[--fake->n_live];
+}
+
 void fake_sink_check_idle(const fake_sink *fake) {
     assert_false(fake->inside);
     assert_int_equal(fake->built, 0);
@@ -139,6 +145,10 @@ static void sink_forget(void *self, const char *name) {
     fake_sink *fake = self;
     assert_false(fake->inside);
     give_room_back(fake, name);
+}
+
+static bool sink_has(void *self, const char *name) {
+    return find_live(self, name) != NULL;
 }
 
 static hr_status sink_build(void *self, const hr_registration *registration,
@@ -273,6 +283,7 @@ hr_receiver_sink fake_sink_ops(fake_sink *fake) {
         .self = fake,
         .register_adapter = sink_register,
         .forget_adapter = sink_forget,
+        .has_adapter = sink_has,
         .build_adapter = sink_build,
         .discard_adapter = sink_discard,
         .base_begin = sink_base_begin,

@@ -56,6 +56,8 @@ void fake_sink_fail(fake_sink *fake, int64_t countdown, hr_status failure, bool 
 /* 0: not there. */
 uint64_t fake_sink_value(const fake_sink *fake, const char *name);
 uint64_t fake_sink_id(const fake_sink *fake, const char *name);
+/* The name gives way to others, as at a cap of names. */
+void fake_sink_evict(fake_sink *fake, const char *name);
 /* Nothing is left over from a session; rooms are those of registered names. */
 void fake_sink_check_idle(const fake_sink *fake);
 

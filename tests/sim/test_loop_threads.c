@@ -181,7 +181,7 @@ static hr_status change_weights(stand *s, const char *name, uint64_t value, hr_l
     size_t n = name != NULL;
     if (name != NULL) {
         u.item = (hr_adapter_publication){.name = name, .path = "/nowhere"};
-        HR_TRY(hr_adapter_store_reserve_streamed(s->store, name, "/nowhere", false,
+        HR_TRY(hr_adapter_store_reserve_streamed(s->store, name, "/nowhere", false, false,
                                                  &u.item.reservation, err));
         u.item.payload = fake_lora_payload(value);
     }

@@ -310,7 +310,7 @@ static bool publish(world *w, const change *c) {
     size_t n = 0;
     for (; n < 2 && c->names[n] != NULL; n++) {
         items[n] = (hr_adapter_publication){.name = c->names[n], .path = "/nowhere"};
-        if (hr_adapter_store_reserve_streamed(w->store, c->names[n], "/nowhere", false,
+        if (hr_adapter_store_reserve_streamed(w->store, c->names[n], "/nowhere", false, false,
                                               &items[n].reservation, NULL) != HR_OK)
             goto refused;
     }

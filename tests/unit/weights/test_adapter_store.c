@@ -384,7 +384,7 @@ static hr_adapter_publication item(hr_adapter_store *store, const char *name, co
     hr_adapter_publication item = {
         .name = name, .path = path, .payload = {p, destroy_payload, 50, 4}};
     assert_int_equal(
-        hr_adapter_store_reserve_streamed(store, name, path, false, &item.reservation, NULL),
+        hr_adapter_store_reserve_streamed(store, name, path, false, false, &item.reservation, NULL),
         HR_OK);
     return item;
 }
@@ -477,7 +477,7 @@ static void a_name_that_is_loaded_again_after_an_unload_is_another_adapter(void 
     hr_adapter_store_destroy(store);
 }
 
-static void what_came_by_stream_never_gives_way(void **state) {
+static void what_came_by_stream_gives_way_to_no_registered_name(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(2, 8);
     payload p[5] = {{0}};
@@ -486,8 +486,9 @@ static void what_came_by_stream_never_gives_way(void **state) {
     load(store, "a", false, &p[1]);
     hr_error err;
     hr_adapter_reservation *reservation = NULL;
-    assert_int_equal(hr_adapter_store_reserve_streamed(store, "y", NULL, false, &reservation, &err),
-                     HR_ERR_LIMIT); /* it takes no loaded adapter's place */
+    assert_int_equal(
+        hr_adapter_store_reserve_streamed(store, "y", NULL, false, false, &reservation, &err),
+        HR_ERR_LIMIT); /* it takes no loaded adapter's place */
     assert_non_null(strstr(err.message, "max-loaded-loras"));
     hr_adapter_publication again = item(store, "x", NULL, &p[2]); /* an upsert needs no place */
     publish_all(store, &again, 1);
@@ -509,6 +510,104 @@ static void what_came_by_stream_never_gives_way(void **state) {
     hr_adapter_store_destroy(store);
 }
 
+/* Of a load call, which has no session to be refused before. */
+static hr_adapter_publication displacing(hr_adapter_store *store, const char *name, payload *p) {
+    hr_adapter_publication item = {.name = name, .payload = {p, destroy_payload, 50, 4}};
+    assert_int_equal(
+        hr_adapter_store_reserve_streamed(store, name, NULL, false, true, &item.reservation, NULL),
+        HR_OK);
+    return item;
+}
+
+static void push(hr_adapter_store *store, const char *name, payload *p) {
+    hr_adapter_publication pushed = displacing(store, name, p);
+    publish_all(store, &pushed, 1);
+}
+
+static void what_came_by_stream_gives_way_to_a_load_call_by_last_use(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(3, 8);
+    payload p[8] = {{0}};
+    push(store, "a", &p[0]);
+    load(store, "disk", false, &p[1]);
+    push(store, "b", &p[2]);
+    hr_adapter_lease lease = acquire(store, "a"); /* in use: the last to give way */
+    push(store, "c", &p[3]);
+    assert_names(store, "a b c");
+    push(store, "d", &p[4]);
+    assert_names(store, "a c d");
+    assert_int_equal(p[2].destroyed, 1);
+    hr_error err;
+    hr_adapter_lease none = {0};
+    hr_adapter_reservation *reservation = NULL;
+    char path[HR_ADAPTER_PATH_MAX + 1];
+    assert_int_equal(hr_adapter_store_acquire(store, "b", &none, &err), HR_ERR_ADAPTER_UNKNOWN);
+    assert_non_null(strstr(err.message, "not loaded"));
+    assert_non_null(strstr(err.message, "gave way"));
+    assert_non_null(strstr(err.message, "push it again"));
+    assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_UNKNOWN);
+    assert_int_equal(hr_adapter_store_recall(store, "b", path, &reservation, &err),
+                     HR_ERR_ADAPTER_UNKNOWN);
+    /* A request for what is in a directory takes no only copy away. */
+    assert_int_equal(hr_adapter_store_recall(store, "disk", path, &reservation, &err),
+                     HR_ERR_LIMIT);
+    push(store, "b", &p[5]);
+    push(store, "e", &p[6]);
+    assert_names(store, "a b e");
+    hr_adapter_store_release(store, &lease);
+    hr_adapter_store_destroy(store);
+}
+
+static void
+a_lease_outlives_the_eviction_of_a_streamed_name_and_follows_it_when_it_is_back(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(1, 8);
+    payload p[3] = {{0}};
+    push(store, "a", &p[0]);
+    hr_adapter_lease lease = acquire(store, "a");
+    push(store, "b", &p[1]);
+    assert_names(store, "b");
+    assert_int_equal(p[0].destroyed, 0);
+    assert_int_equal(hr_adapter_store_renew(store, &lease), HR_LEASE_CURRENT);
+    push(store, "a", &p[2]);
+    assert_int_equal(hr_adapter_store_renew(store, &lease), HR_LEASE_RENEWED);
+    assert_int_equal(p[0].destroyed, 1);
+    hr_adapter_store_release(store, &lease);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_load_call_finds_no_place_among_pinned_and_registered_names(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[2] = {{0}};
+    load(store, "pinned", true, &p[0]);
+    hr_adapter_publication registered = item(store, "registered", NULL, &p[1]);
+    hr_error err;
+    hr_adapter_reservation *none = NULL;
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "x", NULL, false, true, &none, &err),
+                     HR_ERR_LIMIT);
+    assert_non_null(strstr(err.message, "max-loaded-loras"));
+    hr_adapter_store_cancel(store, registered.reservation);
+    hr_adapter_store_destroy(store);
+}
+
+static void a_load_under_way_keeps_its_place_when_a_load_call_comes_between(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(3, 8);
+    payload p[5] = {{0}};
+    load(store, "old", false, &p[0]); /* whose place "new" will take */
+    push(store, "a", &p[1]);
+    push(store, "b", &p[2]);
+    hr_adapter_reservation *new = NULL;
+    assert_int_equal(reserve(store, "new", false, &new, NULL), HR_OK);
+    push(store, "c", &p[3]);
+    assert_names(store, "old b c"); /* "old" was used before "a" */
+    hr_adapter_payload content = {&p[4], destroy_payload, 100, 8};
+    (void)hr_adapter_store_publish(store, new, &content);
+    assert_names(store, "b c new");
+    hr_adapter_store_destroy(store);
+}
+
 static void an_upsert_pins_no_more_than_a_load_may(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(0, 2);
@@ -517,10 +616,10 @@ static void an_upsert_pins_no_more_than_a_load_may(void **state) {
     load(store, "b", false, &p[1]);
     hr_error err;
     hr_adapter_reservation *none = NULL;
-    assert_int_equal(hr_adapter_store_reserve_streamed(store, "b", NULL, true, &none, &err),
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "b", NULL, true, false, &none, &err),
                      HR_ERR_LIMIT);
     assert_non_null(strstr(err.message, "pin"));
-    assert_int_equal(hr_adapter_store_reserve_streamed(store, "a", NULL, true, &none, &err),
+    assert_int_equal(hr_adapter_store_reserve_streamed(store, "a", NULL, true, false, &none, &err),
                      HR_OK); /* pinned already */
     assert_null(none);
     hr_adapter_store_destroy(store);
@@ -774,7 +873,12 @@ int main(void) {
         cmocka_unit_test(a_registered_name_is_unknown_until_it_is_published),
         cmocka_unit_test(names_change_together_and_old_versions_live_while_leased),
         cmocka_unit_test(a_name_that_is_loaded_again_after_an_unload_is_another_adapter),
-        cmocka_unit_test(what_came_by_stream_never_gives_way),
+        cmocka_unit_test(what_came_by_stream_gives_way_to_no_registered_name),
+        cmocka_unit_test(what_came_by_stream_gives_way_to_a_load_call_by_last_use),
+        cmocka_unit_test(
+            a_lease_outlives_the_eviction_of_a_streamed_name_and_follows_it_when_it_is_back),
+        cmocka_unit_test(a_load_call_finds_no_place_among_pinned_and_registered_names),
+        cmocka_unit_test(a_load_under_way_keeps_its_place_when_a_load_call_comes_between),
         cmocka_unit_test(an_upsert_pins_no_more_than_a_load_may),
         cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
         cmocka_unit_test(the_version_of_a_publication_stays_with_what_it_published),

@@ -624,6 +624,51 @@ static void i20_a_name_that_was_registered_and_never_published_may_be_staged(voi
     fixture_close(&f);
 }
 
+static void a_name_that_gave_way_is_as_new_again(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    hr_tensor tensors[2] = {fixture_tensor("q.lora_A.weight", "new"),
+                            fixture_tensor("q.lora_B.weight", "new")};
+    hr_bucket bucket = {.tensors = tensors, .n = 2, .adapter = "x"};
+    hr_registration x = {
+        .name = "x", .config = config, .config_len = sizeof config - 1, .refuse_existing = true};
+    hr_end_options end = {0};
+    assert_int_equal(hr_receiver_apply(f.receiver, &x, &bucket, &end, NULL, NULL), HR_OK);
+    assert_int_equal(hr_receiver_apply(f.receiver, &x, &bucket, &end, NULL, NULL),
+                     HR_ERR_ADAPTER_EXISTS);
+    fake_sink_evict(&f.sink, "x");
+    end.weight_version = "\n"; /* refused once it is registered: the room goes back */
+    assert_int_equal(hr_receiver_apply(f.receiver, &x, &bucket, &end, NULL, NULL), HR_ERR_INVALID);
+    assert_int_equal(f.sink.n_rooms, 0);
+    end.weight_version = NULL;
+    assert_int_equal(hr_receiver_apply(f.receiver, &x, &bucket, &end, NULL, NULL), HR_OK);
+    fake_sink_evict(&f.sink, "x");
+    assert_int_equal(fixture_register(&f, "x", config, true), HR_OK); /* staged, as a new one */
+    assert_int_equal(f.sink.n_rooms, 1);
+    assert_int_equal(hr_receiver_unregister(f.receiver, "x", &f.err), HR_OK);
+    assert_int_equal(f.sink.n_rooms, 0);
+    fixture_close(&f);
+}
+
+static void registrations_go_with_the_names_that_gave_way(void **state) {
+    (void)state;
+    fixture f;
+    hr_receiver_status status;
+    fixture_open(&f);
+    (void)fixture_publish(&f, "stays", "old");
+    for (int i = 0; i < 2000; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "x@%d", i);
+        (void)fixture_publish(&f, name, "new");
+        fake_sink_evict(&f.sink, name);
+        hr_receiver_status_get(f.receiver, &status);
+        assert_true(status.registered <= 257);
+    }
+    assert_int_equal(fixture_register(&f, "stays", config, true), HR_ERR_ADAPTER_EXISTS);
+    fixture_close(&f);
+}
+
 static void i20_a_pending_name_without_tensors_fails_its_session(void **state) {
     (void)state;
     fixture f;
@@ -843,6 +888,8 @@ int main(void) {
         cmocka_unit_test(i20_a_new_name_is_pending_until_it_is_published_or_dropped),
         cmocka_unit_test(i20_a_pending_name_that_no_session_holds_may_be_registered_again),
         cmocka_unit_test(i20_a_name_that_was_registered_and_never_published_may_be_staged),
+        cmocka_unit_test(a_name_that_gave_way_is_as_new_again),
+        cmocka_unit_test(registrations_go_with_the_names_that_gave_way),
         cmocka_unit_test(i20_a_pending_name_without_tensors_fails_its_session),
         cmocka_unit_test(i24_a_tensor_whose_bytes_are_not_its_shapes_is_refused),
         cmocka_unit_test(i27_any_buckets_give_the_same_bytes_and_the_same_receipt),
