@@ -116,6 +116,13 @@ static void try_to_intrude(trial *t) {
         if (t->push.tensors[0].adapter == 0)
             assert_int_equal(status, HR_ERR_BUSY);
     }
+    hr_registration staged = {
+        .name = "a", .config = "{\"r\":4}", .config_len = 7, .defer_publish = true};
+    if (fake_sink_value(&t->engine.sink, "a") != 0)
+        assert_int_equal(hr_receiver_register(r, &staged, NULL, NULL), HR_ERR_ADAPTER_EXISTS);
+    staged.name = t->push.adapters[0];
+    if (t->push.defer)
+        assert_int_equal(hr_receiver_register(r, &staged, NULL, NULL), HR_ERR_BUSY);
     hr_receiver_status_get(r, &after);
     assert_string_equal(after.session_id, before.session_id);
     assert_int_equal(after.state, before.state);
