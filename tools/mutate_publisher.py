@@ -63,8 +63,14 @@ OF_ONE = [
     (P + "push_session.c", "    run->committed = run->facts.commit_begun = true;\n    run->p->unstoppable = true;\n",
      "    run->committed = run->facts.commit_begun = true;\n"),
     (P + "push_session.c", "    continue_engines(run, status", "    if (status == HR_OK)\n        continue_engines(run, status"),
-    (P + "push_session.c", "    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;",
-     "    bool half = false;"),
+    (P + "push_session.c", "    bool half = failed && hr_push_leaves_base(run);", "    bool half = false;"),
+    # ---- what a failure says ----
+    (P + "push_session.c", "    if (hr_push_leaves_base(run) && !paused)\n", "    if (false)\n"),
+    (P + "push_session.c", "    if (hr_push_leaves_adapters(run))\n", "    if (false)\n"),
+    (P + "push.c", "    if (!failed || (e->known && e->state == HR_SESSION_PUBLISHED))", "    if (!failed)"),
+    (P + "push.c", "hr_push_leaves_base(run) || hr_push_leaves_adapters(run);", "hr_push_leaves_base(run);"),
+    (P + "push.c", "hr_push_leaves_base(run) || hr_push_leaves_adapters(run);", "hr_push_leaves_adapters(run);"),
+    (P + "push.c", " || (run->facts.commit_begun && !e->known))", ")"),
     (P + "push_session.c", "    if (late.status == HR_OK)\n        return status;", "    return status;"),
     # ---- calls that get lost ----
     (P + "fleet.c", "        return answer->lost && run->lost < LOST_TRIES;", "        return false;"),

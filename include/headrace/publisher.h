@@ -179,7 +179,10 @@ typedef struct hr_push_receipt {
     size_t n_engines;
 } hr_push_receipt;
 
-/* All of it as one JSON object; the text lives as long as the receipt. */
+/* All of it as one JSON object; the text lives as long as the receipt. It also says where the new
+ * weights are served: "published" is "all", "some" (the others do not, or may not), "none" or
+ * "unknown" (some may), null on ranks other than 0; each engine "serves" "new", "old" (what it
+ * served before) or "unknown". What a failed call did not come to is null. */
 const char *hr_push_receipt_json(const hr_push_receipt *receipt);
 void hr_push_receipt_free(hr_push_receipt *receipt); /* NULL is allowed */
 

@@ -41,6 +41,7 @@ void hr_fleet_reset(hr_fleet *fleet) {
         hr_engine_receipt_clear(&e->receipt);
         *e =
             (hr_fleet_engine){.url = e->url, .first = e->first, .known = true, .paused = e->paused};
+        e->serves = "unknown";
     }
 }
 

@@ -8,7 +8,8 @@
 
 typedef struct hr_fleet_engine {
     char *url;
-    bool first; /* its URL is the smallest of all: sessions are begun there before they are elsewhere */
+    bool first; /* its URL is the smallest of all: sessions are begun there before they are
+                   elsewhere */
     bool known; /* false: whether the last stage was done is not known */
     hr_session_state state;
     bool paused, unservable;
@@ -18,6 +19,7 @@ typedef struct hr_fleet_engine {
     bool prepared; /* and its receipt was checked; by this process of the engine: */
     char instance[65];
     uint64_t retries;
+    const char *serves; /* when a call has ended: "new", "old" or "unknown" weights; static */
 } hr_fleet_engine;
 
 typedef struct hr_fleet {
@@ -34,11 +36,11 @@ typedef struct hr_fleet {
 typedef enum hr_fleet_retry {
     HR_RETRY_LOST,    /* calls without an answer, a few times */
     HR_RETRY_NOTHING, /* for engines to which a call cannot be repeated */
-    HR_RETRY_BEGIN,   /* lost calls, and refusals while another session is open: its trainer will end
-                         it, or its lease will. Up to HR_FLEET_WAIT_MS */
-    HR_RETRY_WAIT,    /* those refusals alone */
-    HR_RETRY_COMMIT,  /* all but a refusal that time does not change */
-    HR_RETRY_ALL      /* any refusal: flush, which waits for an idle engine */
+    HR_RETRY_BEGIN,  /* lost calls, and refusals while another session is open: its trainer will end
+                        it, or its lease will. Up to HR_FLEET_WAIT_MS */
+    HR_RETRY_WAIT,   /* those refusals alone */
+    HR_RETRY_COMMIT, /* all but a refusal that time does not change */
+    HR_RETRY_ALL     /* any refusal: flush, which waits for an idle engine */
 } hr_fleet_retry;
 
 /* A session that went silent is dropped after its lease, of which publishers ask for a little more

@@ -118,6 +118,19 @@ static hr_status enter_call(hr_publisher *p, hr_error *err) {
     return HR_OK;
 }
 
+/* What an engine serves after this call, as far as its answers tell. "old" is what it served
+ * before. A transport that takes nothing back may have left a part of it. */
+static const char *served_by(const hr_push_run *run, const hr_fleet_engine *e, bool failed) {
+    bool stays = hr_push_leaves_base(run) || hr_push_leaves_adapters(run);
+    if (run->facts.skipped)
+        return "old";
+    if (!failed || (e->known && e->state == HR_SESSION_PUBLISHED))
+        return "new";
+    if (stays || e->unservable || (run->facts.commit_begun && !e->known))
+        return "unknown";
+    return "old";
+}
+
 /* The receipt, which is also the report, of a call that ended with status. */
 static hr_status leave_call(hr_publisher *p, hr_push_run *run, uint64_t start, hr_status status,
                             hr_push_receipt **receipt, hr_error *err) {
@@ -125,6 +138,8 @@ static hr_status leave_call(hr_publisher *p, hr_push_run *run, uint64_t start, h
     hr_error late;
     run->facts.session_id = run->session_id;
     run->facts.total_ns = hr_now_ns(&p->fleet.clock) - start;
+    for (size_t i = 0; i < p->fleet.n; i++)
+        p->fleet.engines[i].serves = served_by(run, &p->fleet.engines[i], status != HR_OK);
     hr_status kept = hr_push_receipt_make(&run->facts, hr_push_leads(run) ? &p->fleet : NULL,
                                           status != HR_OK ? err : NULL, &made, &late);
     if (kept == HR_OK)
@@ -180,6 +195,9 @@ static hr_status run_resume(hr_push_run *run, const char *session_id, hr_error *
     hr_stage_request request = {.stage = HR_STAGE_COMMIT, .session_id = run->session_id};
     HR_TRY(hr_session_id_check(session_id, err));
     snprintf(run->session_id, sizeof run->session_id, "%s", session_id);
+    run->facts.commit_begun = true; /* by the push */
+    for (size_t i = 0; i < run->p->fleet.n; i++)
+        run->p->fleet.engines[i].known = false;
     HR_TRY(hr_publisher_connect(run->p, err));
     run->traits = run->p->fleet.transport.traits;
     run->facts.transport = run->traits->name;
@@ -188,7 +206,6 @@ static hr_status run_resume(hr_push_run *run, const char *session_id, hr_error *
         return hr_fail(err, HR_ERR_UNSUPPORTED,
                        "transport %s has no prepared sessions to resume; push again",
                        run->traits->name);
-    run->facts.commit_begun = true;
     hr_status status = hr_push_stage(run, &request, HR_RETRY_COMMIT, err);
     if (status != HR_OK && status != HR_ERR_CANCELLED)
         hr_push_explain_commit(run, err);

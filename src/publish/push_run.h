@@ -58,6 +58,16 @@ static inline bool hr_push_gathers(const hr_push_run *run) {
     return run->traits->whole_adapters && !hr_push_alone(run);
 }
 
+/* Whether a failure leaves what the transport has written and cannot take back: base weights,
+ * perhaps half of them; or adapters, each as it came. */
+static inline bool hr_push_leaves_base(const hr_push_run *run) {
+    return run->moved && run->push->sync_base && !run->traits->base_rollback;
+}
+
+static inline bool hr_push_leaves_adapters(const hr_push_run *run) {
+    return run->moved && run->push->n_adapters > 0 && !run->traits->sessions;
+}
+
 static inline uint64_t hr_push_now(const hr_push_run *run) {
     return hr_now_ns(&run->p->fleet.clock);
 }

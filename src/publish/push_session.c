@@ -242,17 +242,29 @@ static bool may_continue(const hr_fleet_engine *engine) {
     return engine->paused && !engine->unservable;
 }
 
+static void say_what_stays(const hr_push_run *run, bool paused, hr_error *err) {
+    if (hr_push_leaves_base(run) && !paused)
+        hr_push_append(err, "base weights may be half written, and engines serve them as they are: "
+                            "push all base weights again");
+    if (hr_push_leaves_adapters(run))
+        hr_push_append(err,
+                       "engines may serve adapters that were sent before: this transport takes "
+                       "nothing back; push again");
+}
+
 /* Engines go on; those with half-written base weights do not, and the message says so. */
 static void continue_engines(hr_push_run *run, bool failed, hr_error *err) {
     hr_stage_request request = hr_push_request(run, HR_STAGE_CONTINUE);
     hr_error local;
-    bool half = failed && run->moved && run->push->sync_base && !run->traits->base_rollback;
+    bool half = failed && hr_push_leaves_base(run);
     bool unservable = false, paused = false;
     for (size_t i = 0; i < run->p->fleet.n; i++) {
         paused = paused || run->p->fleet.engines[i].paused;
         unservable =
             unservable || (run->p->fleet.engines[i].paused && run->p->fleet.engines[i].unservable);
     }
+    if (failed)
+        say_what_stays(run, paused, err);
     if (!paused)
         return;
     if (half) {

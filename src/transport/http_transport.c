@@ -54,30 +54,42 @@ static bool lists_route(const cJSON *info, const char *path) {
     return false;
 }
 
-/* The best form this engine speaks, as an index into dialects. Only an engine that is known to be
- * another gets a form without verified sessions: SGLang tells its tp_size and lists no routes; a
- * route that is there answers another method with 405, one that is not with 404. info NULL: it has
- * no /server_info. */
-static hr_status best_of(hr_http_client *client, const hr_endpoint *engine, const cJSON *info,
-                         uint64_t timeout_ms, size_t *best, hr_error *err) {
-    *best = 0;
-    if (lists_route(info, "/prepare_weight_update") &&
-        lists_route(info, "/update_weights_from_safetensors"))
-        return HR_OK;
-    if (info != NULL && hr_json_get(info, "tp_size") == NULL)
+/* One call to every engine, all at the same time. */
+typedef struct probe_calls {
+    hr_http_call *calls;
+    char (*urls)[1024];
+    size_t n;
+} probe_calls;
+
+static void probe_run(http_transport *t, probe_calls *p, const char *method, const char *path,
+                      uint64_t timeout_ms) {
+    for (size_t i = 0; i < p->n; i++) {
+        hr_buf_free(&p->calls[i].reply);
+        snprintf(p->urls[i], sizeof p->urls[i], "%s%s", t->engines[i].url, path);
+        p->calls[i] = (hr_http_call){.method = method, .url = p->urls[i]};
+    }
+    hr_http_client_run(t->client, p->calls, p->n, timeout_ms, NULL);
+}
+
+static hr_status probe_fail(const hr_http_call *call, const char *url, hr_status status,
+                            const char *why, hr_error *err) {
+    if (call->status != HR_OK)
+        return hr_fail(err, status,
+                       "engine %s is not reachable: %.800s; is `headrace serve` running there?",
+                       url, why);
+    return hr_fail(err, status, "engine %s cannot be asked what it speaks: %.800s", url, why);
+}
+
+/* Whether the engine must be asked for SGLang's sessions: it does not list Headrace's. Only one
+ * that is known to be another gets a form without verified sessions: SGLang tells its tp_size and
+ * lists no routes. info NULL: it has no /server_info. */
+static hr_status is_other(const cJSON *info, bool *other, hr_error *err) {
+    *other = !lists_route(info, "/prepare_weight_update") ||
+             !lists_route(info, "/update_weights_from_safetensors");
+    if (*other && info != NULL && hr_json_get(info, "tp_size") == NULL)
         return hr_fail(err, HR_ERR_UNSUPPORTED,
                        "its /server_info shows neither Headrace's routes nor SGLang's tp_size; "
                        "choose a transport by name");
-    char url[1024];
-    snprintf(url, sizeof url, "%s/begin_weight_update", engine->url);
-    hr_http_call call = {.method = "OPTIONS", .url = url};
-    hr_http_client_run(client, &call, 1, timeout_ms, NULL);
-    hr_buf_free(&call.reply);
-    if (call.status != HR_OK) {
-        *err = call.err;
-        return call.status;
-    }
-    *best = call.http_status != 404 ? 1 : 2;
     return HR_OK;
 }
 
@@ -116,58 +128,72 @@ static bool all_native(const hr_http_call *calls, size_t n) {
     return native;
 }
 
-static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms, hr_error *err) {
-    hr_status status = HR_OK;
-    size_t chosen = 0;
-    hr_error local;
-    hr_http_call *calls = calloc(t->n_engines, sizeof *calls);
-    char(*urls)[1024] = calloc(t->n_engines, sizeof *urls);
-    if (calls == NULL || urls == NULL) {
-        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", t->n_engines);
-        goto out;
-    }
-    for (size_t i = 0; i < t->n_engines; i++) {
-        snprintf(urls[i], sizeof urls[i], "%s/weight_update_status", t->engines[i].url);
-        calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
-    }
-    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms, NULL);
-    if (all_native(calls, t->n_engines) &&
-        (strcmp(name, "auto") == 0 || strcmp(name, dialects[0]->traits.name) == 0)) {
-        t->dialect = dialects[0];
-        goto out;
-    }
-    for (size_t i = 0; i < t->n_engines; i++) {
-        hr_buf_free(&calls[i].reply);
-        snprintf(urls[i], sizeof urls[i], "%s/server_info", t->engines[i].url);
-        calls[i] = (hr_http_call){.method = "GET", .url = urls[i]};
-    }
-    hr_http_client_run(t->client, calls, t->n_engines, timeout_ms, NULL);
-    for (size_t i = 0; i < t->n_engines && status == HR_OK; i++) {
+/* What every engine tells of itself. others[i]: it does not list the sessions of Headrace. */
+static hr_status read_infos(http_transport *t, probe_calls *p, bool choose, bool *others,
+                            hr_error *err) {
+    for (size_t i = 0; i < p->n; i++) {
         cJSON *info = NULL;
-        status = read_info(&calls[i], &t->engines[i], &info, &local);
-        if (status == HR_OK && strcmp(name, "auto") == 0) {
-            size_t best;
-            status = best_of(t->client, &t->engines[i], info, timeout_ms, &best, &local);
-            chosen = best > chosen ? best : chosen;
-        }
+        hr_error local;
+        others[i] = false;
+        hr_status status = read_info(&p->calls[i], &t->engines[i], &info, &local);
+        if (status == HR_OK && choose)
+            status = is_other(info, &others[i], &local);
         cJSON_Delete(info);
         if (status != HR_OK)
-            hr_fail(err, status,
-                    calls[i].status != HR_OK
-                        ? "engine %s is not reachable: %.800s; is `headrace serve` running there?"
-                        : "engine %s cannot be asked what it speaks: %.800s",
-                    t->engines[i].url, local.message);
+            return probe_fail(&p->calls[i], t->engines[i].url, status, local.message, err);
     }
+    return HR_OK;
+}
+
+/* The plainest form of those that the engines speak, as an index into dialects. A route that is
+ * there answers another method with 405, one that is not with 404. */
+static hr_status choose_form(http_transport *t, probe_calls *p, const bool *others,
+                             uint64_t timeout_ms, size_t *chosen, hr_error *err) {
+    probe_run(t, p, "OPTIONS", "/begin_weight_update", timeout_ms);
+    for (size_t i = 0; i < p->n; i++) {
+        const hr_http_call *call = &p->calls[i];
+        if (!others[i])
+            continue;
+        if (call->status != HR_OK)
+            return probe_fail(call, t->engines[i].url, call->status, call->err.message, err);
+        size_t form = call->http_status != 404 ? 1 : 2;
+        *chosen = form > *chosen ? form : *chosen;
+    }
+    return HR_OK;
+}
+
+static hr_status probe_all(http_transport *t, probe_calls *p, const char *name, uint64_t timeout_ms,
+                           bool *others, size_t *chosen, hr_error *err) {
+    bool choose = strcmp(name, "auto") == 0, any = false;
+    probe_run(t, p, "GET", "/weight_update_status", timeout_ms);
+    if (all_native(p->calls, p->n) && (choose || strcmp(name, dialects[0]->traits.name) == 0))
+        return HR_OK;
     for (size_t d = 0; d < N_DIALECTS; d++) {
         if (strcmp(name, dialects[d]->traits.name) == 0)
-            chosen = d;
+            *chosen = d;
     }
-    t->dialect = dialects[chosen];
-out:
-    for (size_t i = 0; calls != NULL && i < t->n_engines; i++)
-        hr_buf_free(&calls[i].reply);
-    free(calls);
-    free(urls);
+    probe_run(t, p, "GET", "/server_info", timeout_ms);
+    HR_TRY(read_infos(t, p, choose, others, err));
+    for (size_t i = 0; i < p->n; i++)
+        any = any || others[i];
+    return any ? choose_form(t, p, others, timeout_ms, chosen, err) : HR_OK;
+}
+
+static hr_status probe(http_transport *t, const char *name, uint64_t timeout_ms, hr_error *err) {
+    size_t chosen = 0, n = t->n_engines;
+    probe_calls p = {
+        .calls = calloc(n, sizeof *p.calls), .urls = calloc(n, sizeof *p.urls), .n = n};
+    bool *others = calloc(n, sizeof *others);
+    hr_status status = p.calls != NULL && p.urls != NULL && others != NULL
+                           ? probe_all(t, &p, name, timeout_ms, others, &chosen, err)
+                           : hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu engines", n);
+    if (status == HR_OK)
+        t->dialect = dialects[chosen];
+    for (size_t i = 0; p.calls != NULL && i < n; i++)
+        hr_buf_free(&p.calls[i].reply);
+    free(p.calls);
+    free(p.urls);
+    free(others);
     return status;
 }
 

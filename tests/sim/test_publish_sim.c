@@ -6,6 +6,8 @@
 
 #include "publish/publisher.h"
 
+#include <cjson/cJSON.h>
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,6 +157,34 @@ static void expect_one_of(const stand *s, uint64_t old, uint64_t new) {
     }
 }
 
+/* What the report of the last call says of each engine that lives is what it serves; and where it
+ * does not know, it says so and the fault is one that leaves a doubt. */
+static void expect_told(const stand *s, uint64_t old, uint64_t new) {
+    cJSON *report = cJSON_Parse(hr_publisher_report(s->publisher));
+    const cJSON *engines = cJSON_GetObjectItem(report, "engines");
+    size_t fresh = 0, kept = 0;
+    assert_int_equal(cJSON_GetArraySize(engines), s->fleet.n);
+    for (size_t i = 0; i < s->fleet.n; i++) {
+        const fleet_engine *e = &s->fleet.engines[i];
+        const cJSON *said = cJSON_GetObjectItem(cJSON_GetArrayItem(engines, (int)i), "serves");
+        bool says_new = strcmp(cJSON_GetStringValue(said), "new") == 0;
+        bool says_old = strcmp(cJSON_GetStringValue(said), "old") == 0;
+        fresh += says_new;
+        kept += says_old;
+        if (says_new || says_old)
+            assert_true(e->dead || fake_engine_serves(e, says_new ? new : old));
+        else
+            assert_true(s->link.stage == HR_STAGE_COMMIT && s->link.fault != FAULT_REFUSE);
+    }
+    const char *published = cJSON_GetStringValue(cJSON_GetObjectItem(report, "published"));
+    const char *want = fresh == s->fleet.n  ? "all"
+                       : fresh > 0          ? "some"
+                       : kept == s->fleet.n ? "none"
+                                            : "unknown";
+    assert_string_equal(published, want);
+    cJSON_Delete(report);
+}
+
 static void expect_cause(const stand *s, hr_stage stage) {
     char where[64];
     snprintf(where, sizeof where, "%s, %s", urls[s->link.engine], hr_stage_name(stage));
@@ -197,6 +227,7 @@ static bool try_fault(fleet_fault fault, unsigned at, unsigned repeat) {
                                 (fault == FAULT_CORRUPT && stage != HR_STAGE_BUCKET));
     assert_true(!once || status == HR_OK); /* what was lost once is made again */
     expect_one_of(&s, 1, 2);
+    expect_told(&s, 1, 2);
     if (status == HR_OK) {
         expect_all(&s, 2);
         assert_true(!hit || fault == FAULT_LOSE_CALL || fault == FAULT_LOSE_REPLY ||
@@ -628,6 +659,26 @@ static void half_written_engines_stay_paused_and_it_is_said(void **state) {
     stand_close(&s);
 }
 
+/* Without a pause they go on with what they have; without sessions adapters stay where they came.
+ */
+static void what_a_transport_cannot_take_back_is_said(void **state) {
+    (void)state;
+    for (int without_base = 0; without_base < 2; without_base++) {
+        stand s;
+        hr_publisher_options options = options_of(300);
+        stand_open(&s, &options);
+        fleet_link_init(&s.link, &s.fleet, 3 * 3 + 4, FAULT_REFUSE); /* register twice, begin */
+        s.link.traits.base_rollback = without_base;
+        s.link.traits.sessions = !without_base;
+        assert_int_equal(push(&s, 1, NULL), HR_ERR_INVALID);
+        assert_non_null(strstr(s.err.message, without_base
+                                                  ? "engines may serve adapters that were sent"
+                                                  : "base weights may be half written"));
+        assert_non_null(strstr(hr_publisher_report(s.publisher), "\"published\":\"unknown\""));
+        stand_close(&s);
+    }
+}
+
 /* ---- other trainers ---- */
 
 static void other_session(stand *s, size_t engine, uint64_t lease_ms) {
@@ -783,6 +834,7 @@ int main(void) {
         cmocka_unit_test(a_second_push_at_the_same_time_is_refused),
         cmocka_unit_test(engines_go_on_after_a_pause),
         cmocka_unit_test(half_written_engines_stay_paused_and_it_is_said),
+        cmocka_unit_test(what_a_transport_cannot_take_back_is_said),
         cmocka_unit_test(a_push_outlasts_the_session_of_a_dead_trainer),
         cmocka_unit_test(a_session_of_another_trainer_is_named_and_left_alone),
         cmocka_unit_test(sessions_begin_at_the_same_engine),
