@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 
-/* What every command exits with; push also with PARTIAL (some engines have committed, some have
- * not), verify with DIFFERS. */
+/* What every command exits with; push also with PARTIAL (it failed, but engines serve the new
+ * weights or a part of them, or may), verify with DIFFERS. */
 enum {
     HR_EXIT_OK = 0,
     HR_EXIT_FAILURE = 1,

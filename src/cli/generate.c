@@ -12,7 +12,7 @@
 typedef struct generate_flags {
     hr_cli_list engines, ids;
     const char *text, *adapter, *api_key;
-    uint64_t max_new_tokens;
+    uint64_t max_new_tokens, timeout_ms;
     double temperature, timeout;
     bool logprobs, json;
 } generate_flags;
@@ -91,7 +91,7 @@ static hr_status post(const generate_flags *f, const char *body, hr_engine_call 
                          .n_paths = 1,
                          .body = body,
                          .api_key = f->api_key,
-                         .timeout_ms = (uint64_t)(f->timeout * 1000)};
+                         .timeout_ms = f->timeout_ms};
     return hr_engine_calls(f->engines.items, 1, &ask, call, err);
 }
 
@@ -111,14 +111,12 @@ static hr_status ask(const generate_flags *f, const char *body, hr_error *err) {
     return status;
 }
 
-static hr_status check(const generate_flags *f, hr_error *err) {
+static hr_status check(generate_flags *f, hr_error *err) {
     if (f->engines.n != 1)
         return hr_fail(err, HR_ERR_INVALID, "--engine: wanted one URL, came %zu", f->engines.n);
     if ((f->text != NULL) == (f->ids.n > 0))
         return hr_fail(err, HR_ERR_INVALID, "give the prompt as --text or as --ids");
-    if (!(f->timeout > 0 && f->timeout <= 86400))
-        return hr_fail(err, HR_ERR_INVALID, "--timeout: wanted more than 0 and at most 86400");
-    return HR_OK;
+    return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
 }
 
 static int run(int argc, char **argv, generate_flags *f) {

@@ -1,5 +1,6 @@
 /* The headrace command: finds the subcommand and hands over. */
 #include "cli/commands.h"
+#include "cli/options.h"
 
 #include <headrace/version.h>
 #include <stdio.h>
@@ -32,14 +33,10 @@ static void print_help(FILE *out) {
 }
 
 int hr_exit_error(int code, const hr_error *err) {
-    char line[sizeof err->message];
-    snprintf(line, sizeof line, "%s", err->message);
-    for (char *c = line; *c != '\0'; c++) { /* an engine's words may be in it */
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = ' ';
-    }
     fflush(stdout);
-    fprintf(stderr, "headrace: error: %s\n", line);
+    fputs("headrace: error: ", stderr);
+    hr_cli_put_clean(stderr, err->message); /* an engine's words may be in it */
+    fputc('\n', stderr);
     return code;
 }
 

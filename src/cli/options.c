@@ -41,6 +41,29 @@ hr_status hr_cli_size(const char *text, uint64_t *out, hr_error *err) {
     return HR_OK;
 }
 
+void hr_cli_put_clean(FILE *out, const char *text) {
+    for (const char *c = text; *c != '\0'; c++)
+        fputc((unsigned char)*c < 0x20 || *c == 0x7f ? ' ' : *c, out);
+}
+
+const char *hr_cli_format_bytes(uint64_t bytes, hr_cli_amount *out) {
+    double value = (double)bytes;
+    if (bytes < 1000)
+        snprintf(out->text, sizeof out->text, "%u B", (unsigned)bytes);
+    else
+        snprintf(out->text, sizeof out->text, "%.1f %s", value < 1e6 ? value / 1e3 : value / 1e6,
+                 value < 1e6 ? "KB" : "MB");
+    return out->text;
+}
+
+hr_status hr_cli_timeout(double seconds, uint64_t *ms, hr_error *err) {
+    if (!(seconds > 0 && seconds <= 86400))
+        return hr_fail(err, HR_ERR_INVALID,
+                       "--timeout: wanted more than 0 and at most 86400 seconds, came %g", seconds);
+    *ms = seconds > 0.001 ? (uint64_t)(seconds * 1000) : 1;
+    return HR_OK;
+}
+
 static hr_status read_decimal(const char *text, double *out) {
     char *end = NULL;
     errno = 0;

@@ -44,6 +44,19 @@ hr_status hr_cli_parse(int argc, char **argv, const hr_cli_option *options, size
 /* "  --engine URL...   help" line by line. */
 void hr_cli_print_options(FILE *out, const hr_cli_option *options, size_t n);
 
+/* A text from outside, which may hold anything: what would move the cursor becomes a space. */
+void hr_cli_put_clean(FILE *out, const char *text);
+
+/* "512 B", "65.5 KB", "269.0 MB" into out; returns it. */
+typedef struct hr_cli_amount {
+    char text[32];
+} hr_cli_amount;
+const char *hr_cli_format_bytes(uint64_t bytes, hr_cli_amount *out);
+
+/* The milliseconds (at least 1) of a --timeout in seconds. ERR_INVALID: not above 0, or over a day.
+ */
+hr_status hr_cli_timeout(double seconds, uint64_t *ms, hr_error *err);
+
 /* "1536", "512M", "2G". ERR_INVALID. */
 hr_status hr_cli_size(const char *text, uint64_t *out, hr_error *err);
 

@@ -1,6 +1,7 @@
 /* What `push` and `watch` share. */
 #include "cli/publishing.h"
 
+#include "base/log.h"
 #include "cli/engine_calls.h"
 #include "format/json.h"
 #include "format/json_writer.h"
@@ -113,9 +114,8 @@ hr_status hr_publishing_open(hr_publishing *p, hr_error *err) {
     };
     if (p->engines.n == 0)
         return hr_fail(err, HR_ERR_INVALID, "--engine is missing: where shall it go?");
-    if (!(p->timeout > 0 && p->timeout <= 86400))
-        return hr_fail(err, HR_ERR_INVALID, "--timeout: wanted more than 0 and at most 86400");
-    options.timeout_ms = (uint64_t)(p->timeout * 1000) > 0 ? (uint64_t)(p->timeout * 1000) : 1;
+    HR_TRY(hr_cli_timeout(p->timeout, &p->timeout_ms, err));
+    options.timeout_ms = p->timeout_ms;
     HR_TRY(pause_from_name(p->pause, &options.pause, err));
     HR_TRY(hr_publisher_create(&options, &p->publisher, err));
     install_signals();
@@ -131,8 +131,9 @@ void hr_publishing_close(hr_publishing *p) {
 
 static void print_receipt(const hr_push_receipt *r, const hr_push *push) {
     char hex[HR_XXH3_HEX];
-    printf("published  %llu tensors, %.1f MB%s%s, session %s\n", (unsigned long long)r->tensors,
-           (double)r->bytes / 1e6, r->weight_version[0] != '\0' ? ", version " : "",
+    hr_cli_amount amount;
+    printf("published  %llu tensors, %s%s%s, session %s\n", (unsigned long long)r->tensors,
+           hr_cli_format_bytes(r->bytes, &amount), r->weight_version[0] != '\0' ? ", version " : "",
            r->weight_version, r->session_id);
     for (size_t i = 0; i < push->n_adapters; i++)
         printf("adapter    %s\n", push->adapters[i].name);
@@ -157,6 +158,16 @@ static void print_receipt(const hr_push_receipt *r, const hr_push *push) {
     fflush(stdout);
 }
 
+/* Base weights of engines that write them as they come change under whoever is served meanwhile. */
+static void warn_of_mixing(const hr_publishing *p, const hr_push_receipt *r, const hr_push *push) {
+    if (push->sync_base && !r->atomic && strcmp(p->pause, "none") == 0)
+        hr_log(HR_LOG_WARN,
+               "transport %s writes base weights as they come and nothing was paused: what engines "
+               "answered during the push may come from old and new weights mixed; --pause retract "
+               "avoids it",
+               r->transport);
+}
+
 static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt,
                  const hr_push *push) {
     hr_progress_end(&p->progress);
@@ -167,7 +178,25 @@ static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt,
         print_receipt(receipt, push);
     }
     if (status == HR_OK)
+        warn_of_mixing(p, receipt, push);
+    if (status == HR_OK)
         hr_push_receipt_free(receipt);
+}
+
+/* The report of a push that ended before it spoke to any engine. */
+static void tell_unread(const hr_publishing *p, const hr_error *failure) {
+    hr_buf text = {0};
+    hr_json_writer w;
+    hr_json_writer_init(&w, &text);
+    hr_json_object_begin(&w);
+    hr_json_put_bool(&w, "success", false);
+    hr_json_put_string(&w, "error", failure->message);
+    hr_json_put_string(&w, "status", hr_status_name(failure->status));
+    hr_json_put_string(&w, "published", "none");
+    hr_json_object_end(&w);
+    if (p->json && !p->tries_again && !text.failed)
+        printf("%s\n", text.data);
+    hr_buf_free(&text);
 }
 
 hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, size_t n,
@@ -175,7 +204,11 @@ hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, s
                              hr_error *err) {
     hr_dir_source *source = NULL;
     hr_push_receipt *receipt = NULL;
-    HR_TRY(hr_dir_source_open(adapters, n, base, &source, err));
+    hr_status status = hr_dir_source_open(adapters, n, base, &source, err);
+    if (status != HR_OK) {
+        tell_unread(p, err);
+        return status;
+    }
     hr_push push = {
         .adapters = hr_dir_source_adapters(source),
         .n_adapters = n,
@@ -188,7 +221,7 @@ hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, s
         .source = hr_dir_source_units(source),
     };
     hr_progress_begin(&p->progress, "pushing");
-    hr_status status = hr_publisher_push(p->publisher, &push, &receipt, err);
+    status = hr_publisher_push(p->publisher, &push, &receipt, err);
     tell(p, status, receipt, &push);
     hr_dir_source_close(source);
     return status;
@@ -254,7 +287,7 @@ hr_status hr_publishing_abort(hr_publishing *p, const char *session_id, hr_error
                          .n_paths = 1,
                          .body = body.data,
                          .api_key = p->api_key,
-                         .timeout_ms = (uint64_t)(p->timeout * 1000)};
+                         .timeout_ms = p->timeout_ms};
     hr_status status = body.failed
                            ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a request")
                            : hr_engine_calls(p->engines.items, p->engines.n, &ask, &calls, err);
@@ -271,34 +304,13 @@ hr_status hr_publishing_abort(hr_publishing *p, const char *session_id, hr_error
     return status;
 }
 
-bool hr_publishing_is_partial(const hr_publishing *p) {
-    cJSON *report = NULL;
-    const char *text = hr_publisher_report(p->publisher);
-    size_t published = 0, unknown = 0, n = 0;
-    const cJSON *engine;
-    if (hr_json_parse(text, strlen(text), 0, &report, NULL) != HR_OK)
-        return false;
-    cJSON_ArrayForEach(engine, hr_json_get(report, "engines")) {
-        const char *state = "";
-        (void)hr_json_opt_string(engine, "state", &state, NULL);
-        published += strcmp(state, "published") == 0;
-        unknown += strcmp(state, "unknown") == 0;
-        n++;
-    }
-    bool may_have = cJSON_IsTrue(hr_json_get(report, "atomic")) &&
-                    cJSON_IsTrue(hr_json_get(report, "commit_begun")) && unknown > 0;
-    cJSON_Delete(report);
-    return (published > 0 && published < n) || may_have;
-}
-
 bool hr_publishing_is_nothing(const hr_publishing *p) {
     cJSON *report = NULL;
-    const char *text = hr_publisher_report(p->publisher), *transport = "";
+    const char *text = hr_publisher_report(p->publisher), *published = "none"; /* no push began */
     if (hr_json_parse(text, strlen(text), 0, &report, NULL) != HR_OK)
         return false;
-    (void)hr_json_opt_string(report, "transport", &transport, NULL); /* "" before it is known */
-    bool prepares = transport[0] == '\0' || cJSON_IsTrue(hr_json_get(report, "atomic"));
-    bool begun = cJSON_IsTrue(hr_json_get(report, "commit_begun"));
+    (void)hr_json_opt_string(report, "published", &published, NULL);
+    bool nothing = strcmp(published, "none") == 0;
     cJSON_Delete(report);
-    return prepares && !begun;
+    return nothing;
 }

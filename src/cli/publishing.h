@@ -14,6 +14,7 @@ typedef struct hr_publishing {
     const char *transport, *pause, *api_key;
     uint64_t bucket_size;
     double timeout; /* seconds */
+    uint64_t timeout_ms;
     bool audit, pinned, json;
     bool tries_again; /* set by whoever repeats a push: failures are its to tell */
     /* filled by hr_publishing_open */
@@ -33,7 +34,8 @@ hr_status hr_publishing_open(hr_publishing *publishing, hr_error *err);
 void hr_publishing_close(hr_publishing *publishing);
 
 /* Reads the directories and publishes them. complete base weights are demanded when base is given.
- * The receipt is printed, as lines or as JSON; on failure, with --json, the report is. */
+ * The receipt is printed, as lines or as JSON; on failure, with --json, the report is. What a
+ * success leaves in doubt is a warning on stderr. */
 hr_status hr_publishing_push(hr_publishing *publishing, const hr_dir_adapter *adapters, size_t n,
                              const char *base, const char *weight_version, const char *session_id,
                              hr_error *err);
@@ -47,11 +49,7 @@ hr_status hr_publishing_abort(hr_publishing *publishing, const char *session_id,
 /* Whether Ctrl-C or SIGTERM came. */
 bool hr_publishing_stopped(void);
 
-/* Whether the last push has left engines in different versions, or may have: its commit was not
- * answered by all. */
-bool hr_publishing_is_partial(const hr_publishing *publishing);
-/* Whether the last push, which failed, has left every engine as it was: it came to no commit over a
- * transport that prepares. */
+/* Whether the last push or resume, which failed, has left every engine as it was. */
 bool hr_publishing_is_nothing(const hr_publishing *publishing);
 
 /* "NAME=DIR" of a flag taken apart; *name is the caller's to free. ERR_INVALID. */

@@ -38,10 +38,11 @@ static void print_help(const push_flags *f) {
            "digests,\nand prints a receipt.\n\n");
     hr_cli_print_options(stdout, f->table, f->n);
     printf(
-        "\nexit codes: 0 all engines serve the new weights; 1 nothing was published (or what "
-        "the message\nsays, with a transport without rollback or after commit); 2 wrong usage; "
-        "3 some engines have\ncommitted, or may have, and some have not: run again with --resume "
-        "ID\n\n"
+        "\nexit codes: 0 all engines serve the new weights; 1 failed, and no engine serves "
+        "anything of it;\n2 wrong usage; 3 failed, but engines serve it or a part of it, or may: "
+        "the message says which, and\nwhether --resume ID or a new push is the way on. With "
+        "--abort: 0 no engine has the session open;\n1 one has published it, refused or did not "
+        "answer.\n\n"
         "An engine takes one session at a time: a push waits up to 1.25 times its --timeout for "
         "one that is\nopen. A session that nobody speaks to is dropped after its lease, here a "
         "little more than --timeout;\n--abort ID ends it at once (`headrace status` shows its "
@@ -101,13 +102,14 @@ static hr_status run(push_flags *f, hr_error *err) {
     return status;
 }
 
-/* Says what the exit code says: at a partial push the message has who has committed. */
+/* Says what the exit code says; where something was published the message has who has it. */
 static int fail(const push_flags *f, const hr_error *err) {
     hr_error said = *err;
-    bool sends = f->resume == NULL && f->abort == NULL;
-    if (hr_publishing_is_partial(&f->publishing))
+    if (f->abort != NULL)
+        return hr_exit_error(HR_EXIT_FAILURE, err);
+    if (!hr_publishing_is_nothing(&f->publishing))
         return hr_exit_error(HR_EXIT_PARTIAL, err);
-    if (sends && hr_publishing_is_nothing(&f->publishing))
+    if (f->resume == NULL)
         hr_fail(&said, err->status, "%.900s; nothing was published", err->message);
     return hr_exit_error(HR_EXIT_FAILURE, &said);
 }

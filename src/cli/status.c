@@ -12,6 +12,7 @@ typedef struct status_flags {
     hr_cli_list engines;
     const char *api_key;
     double timeout;
+    uint64_t timeout_ms;
     bool json;
 } status_flags;
 
@@ -215,7 +216,7 @@ static hr_status ask(const status_flags *f, bool *reachable, hr_error *err) {
                                     .paths = paths,
                                     .n_paths = 2,
                                     .api_key = f->api_key,
-                                    .timeout_ms = (uint64_t)(f->timeout * 1000)};
+                                    .timeout_ms = f->timeout_ms};
     hr_engine_call *calls = NULL;
     size_t n = f->engines.n;
     hr_status status = HR_OK;
@@ -235,6 +236,12 @@ static hr_status ask(const status_flags *f, bool *reachable, hr_error *err) {
     free(rows);
     hr_engine_calls_free(calls, calls != NULL ? 2 * n : 0);
     return status;
+}
+
+static hr_status check(status_flags *f, hr_error *err) {
+    if (f->engines.n == 0)
+        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engines?");
+    return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
 }
 
 static int run(int argc, char **argv, status_flags *f) {
@@ -258,12 +265,8 @@ static int run(int argc, char **argv, status_flags *f) {
         printf("\nexit codes: 0 every engine answered; 1 one did not, or refused; 2 wrong usage\n");
         return HR_EXIT_OK;
     }
-    if (f->engines.n == 0 || !(f->timeout > 0 && f->timeout <= 86400)) {
-        hr_fail(&err, HR_ERR_INVALID,
-                f->engines.n == 0 ? "--engine is missing: which engines?"
-                                  : "--timeout: wanted more than 0 and at most 86400");
+    if (check(f, &err) != HR_OK)
         return hr_exit_error(HR_EXIT_USAGE, &err);
-    }
     if (ask(f, &reachable, &err) != HR_OK)
         return hr_exit_error(err.status == HR_ERR_INVALID ? HR_EXIT_USAGE : HR_EXIT_FAILURE, &err);
     return reachable ? HR_EXIT_OK : HR_EXIT_FAILURE;

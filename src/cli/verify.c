@@ -24,6 +24,7 @@ typedef struct verify_flags {
     hr_cli_list engines, adapters;
     const char *base, *api_key;
     double timeout;
+    uint64_t timeout_ms;
     bool json;
 } verify_flags;
 
@@ -335,7 +336,7 @@ static hr_status get(const verify_flags *f, const char *path, hr_engine_call **c
                          .paths = &path,
                          .n_paths = 1,
                          .api_key = f->api_key,
-                         .timeout_ms = (uint64_t)(f->timeout * 1000)};
+                         .timeout_ms = f->timeout_ms};
     return hr_engine_calls(f->engines.items, f->engines.n, &ask, calls, err);
 }
 
@@ -414,14 +415,12 @@ static hr_status verify(const verify_flags *f, bool *equal, hr_error *err) {
     return status;
 }
 
-static hr_status check(const verify_flags *f, hr_error *err) {
+static hr_status check(verify_flags *f, hr_error *err) {
     if (f->engines.n == 0)
         return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engines?");
     if (f->adapters.n == 0 && f->base == NULL)
         return hr_fail(err, HR_ERR_INVALID, "verify what? Give --adapter NAME=DIR or --base DIR");
-    if (!(f->timeout > 0 && f->timeout <= 86400))
-        return hr_fail(err, HR_ERR_INVALID, "--timeout: wanted more than 0 and at most 86400");
-    return HR_OK;
+    return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
 }
 
 static int run(int argc, char **argv, verify_flags *f) {

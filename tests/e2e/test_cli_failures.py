@@ -1,0 +1,182 @@
+"""What a push that failed says of itself: where the new weights are served, in words, in JSON and by its exit code; and
+nothing that it does not know."""
+
+import json
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.e2e.push_proxy import Proxy, Recorder
+from tools.engine import BINARY, Engine
+
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_dir):
+    with Engine(tiny_dir, skip_tokenizer=True) as one, Engine(tiny_dir, skip_tokenizer=True) as two:
+        yield one, two
+
+
+def push(*words, code, **more):
+    """The report and what was said in words."""
+    done = subprocess.run([str(BINARY), "push", "--json", *map(str, words)], capture_output=True, text=True, timeout=60,
+                          **more)
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    report = json.loads(done.stdout)
+    assert report["success"] == (code == 0)
+    return report, done.stderr
+
+
+def served(report):
+    return report["published"], [engine["serves"] for engine in report["engines"]]
+
+
+# ---- exit code 1: no engine serves anything of it ----
+
+def test_what_a_push_did_not_come_to_is_null(engines, adapter_dirs):
+    report, text = push("--engine", engines[0].url, DEAD, "--adapter", f"a={adapter_dirs['qv-r1']}", code=1)
+    assert served(report) == ("none", ["old", "old"]) and "nothing was published" in text
+    assert [engine["state"] for engine in report["engines"]] == ["unknown", "unknown"]
+    unknown = {"session_id", "transport", "atomic", "tensors", "bytes", "xxh3"}
+    assert {key for key, value in report.items() if value is None} == unknown
+    times = report["milliseconds"]
+    assert times.pop("total") > 0 and set(times.values()) == {None}
+
+
+def test_a_stage_that_was_not_reached_has_no_time(engines, adapter_dirs):
+    with Proxy(engines[0], begin_weight_update=["lose call for ever"]) as proxy:
+        report, _ = push("--engine", proxy.url, "--adapter", f"a={adapter_dirs['qv-r1']}", code=1)
+    times = report["milliseconds"]
+    assert served(report) == ("none", ["old"]) and report["tensors"] is None and report["sent_tensors"] == 0
+    assert times["register"] > 0 and times["begin"] > 0
+    assert times["stream"] is times["prepare"] is times["commit"] is None
+
+
+def test_files_that_cannot_be_read_have_a_report_too(tmp_path):
+    report, text = push("--engine", DEAD, "--adapter", f"a={tmp_path / 'none'}", code=1)
+    assert report["published"] == "none" and "no such directory" in report["error"]
+    assert report["status"] == "ERR_NOT_FOUND" and "nothing was published" in text
+
+
+def test_a_wrong_key(tiny_dir, adapter_dirs):
+    with Engine(tiny_dir, "--api-key", "right", skip_tokenizer=True) as engine:
+        report, text = push("--engine", engine.url, "--adapter", f"a={adapter_dirs['qv-r1']}", "--api-key", "wrong", code=1)
+    assert report["published"] == "none" and "--api-key" in text and "nothing was published" in text
+
+
+# ---- exit code 3: something of it is served, or may be ----
+
+class Forgetful(Proxy):
+    """An engine whose session ends between prepare and commit, as its lease may."""
+
+    def handle(self, handler, method, path, body):
+        if "commit_weight_update" in path:
+            self.engine.post("/abort_weight_update", {"session_id": json.loads(body)["session_id"]})
+        super().handle(handler, method, path, body)
+
+
+def test_a_session_that_is_refused_at_commit_cannot_be_resumed(engines, adapter_dirs):
+    one, two = engines
+    words = ["--adapter", f"a={adapter_dirs['qv-r1']}", "--version", "half"]
+    with Forgetful(two) as proxy:
+        report, text = push("--engine", one.url, proxy.url, *words, code=3)
+        assert served(report) == ("some", ["new", "old"])
+        assert f"committed: {one.url}" in text and "push the same weights again as a new session" in text
+        # Resuming it says the same, by the same code; where no engine has it, by the other one.
+        again, text = push("--engine", one.url, two.url, "--resume", report["session_id"], code=3)
+        assert served(again) == ("some", ["new", "old"]) and "push the same weights again" in text
+    only, text = push("--engine", two.url, "--resume", report["session_id"], code=1)
+    assert served(only) == ("none", ["old"]) and "nothing was published" not in text
+    push("--engine", one.url, two.url, *words, code=0)
+
+
+def test_a_commit_that_was_not_answered_may_have_been_made(engines, adapter_dirs):
+    one, two = engines
+    with Proxy(two, commit_weight_update=["lose reply for ever"]) as proxy:
+        words = ["--engine", one.url, proxy.url, "--timeout", "0.4"]
+        report, _ = push(*words, "--adapter", f"a={adapter_dirs['qv-r1']}", code=3)
+        assert served(report) == ("some", ["new", "unknown"])
+    away, text = push("--engine", one.url, DEAD, "--timeout", "0.4", "--resume", report["session_id"], code=3)
+    assert served(away) == ("unknown", ["unknown", "unknown"]) and DEAD in text
+    done, _ = push("--engine", one.url, two.url, "--resume", report["session_id"], code=0)
+    assert served(done) == ("all", ["new", "new"])
+
+
+def test_an_engine_that_dies_in_the_middle(engines, tiny_dir, adapter_dirs):
+    one, _ = engines
+    before = one.get("/model_info").json()["weight_version"]
+    with Engine(tiny_dir, skip_tokenizer=True) as mortal, Proxy(mortal, update_weights_from_safetensors=[0.5]) as proxy:
+        def kill():
+            while "update_weights_from_safetensors" not in proxy.seen:
+                time.sleep(0.01)
+            mortal.process.kill()
+            mortal.process.wait()
+            proxy.faults["update_weights_from_safetensors"] = ["lose call for ever"]
+            proxy.faults["abort_weight_update"] = ["lose call for ever"]
+        killer = threading.Thread(target=kill)
+        killer.start()
+        report, text = push("--engine", one.url, proxy.url, "--adapter", f"a={adapter_dirs['qv-r1']}", "--version", "never",
+                            "--timeout", "3", code=1)
+        killer.join()
+    assert served(report) == ("none", ["old", "old"]) and proxy.url in text and "nothing was published" in text
+    assert one.get("/model_info").json()["weight_version"] == before
+
+
+# ---- transports that take nothing back ----
+
+REFUSE = (400, {"success": False, "message": "no room"})
+
+
+def test_base_weights_that_came_half_are_said(tiny_dir):
+    words = ["--base", tiny_dir, "--transport", "sglang", "--engine"]
+    with Recorder(update_weights_from_tensor=REFUSE) as engine:
+        report, text = push(*words, engine.url, code=3)
+        assert served(report) == ("unknown", ["unknown"])
+        assert "base weights may be half written, and engines serve them" in text and "nothing was published" not in text
+        _, text = push(*words, engine.url, "--pause", "retract", code=3)
+        assert "engines stay paused: their base weights may be half written" in text
+    with Recorder(begin_weight_update=REFUSE) as engine:
+        report, text = push(*words, engine.url, code=1)
+        assert served(report) == ("none", ["old"]) and "nothing was published" in text and "half" not in text
+
+
+def test_adapters_that_were_loaded_before_the_failure_are_said(adapter_dirs):
+    words = ["--transport", "sglang-load", "--adapter", f"a={adapter_dirs['qv-r1']}", "--engine"]
+    with Recorder() as good, Recorder(load_lora_adapter_from_tensors=REFUSE) as bad:
+        report, text = push(*words, good.url, bad.url, code=3)
+    assert served(report) == ("unknown", ["unknown", "unknown"])
+    assert bad.url in text and "engines may serve adapters that were sent before" in text
+
+
+def test_adapters_of_a_session_leave_nothing(adapter_dirs):
+    with Recorder(update_weights_from_tensor=REFUSE) as engine:
+        report, text = push("--transport", "sglang", "--adapter", f"a={adapter_dirs['qv-r1']}", "--engine", engine.url, code=1)
+    assert served(report) == ("none", ["old"]) and "nothing was published" in text
+
+
+def test_base_weights_written_under_running_requests_are_warned_of(tiny_dir, engines):
+    words = ["--base", tiny_dir, "--transport", "sglang", "--engine"]
+    with Recorder() as engine:
+        _, text = push(*words, engine.url, code=0)
+        assert "old and new weights mixed" in text and "--pause" in text
+        assert "mixed" not in push(*words, engine.url, "--pause", "retract", code=0)[1]
+    assert "mixed" not in push("--base", tiny_dir, "--engine", engines[0].url, code=0)[1]
+
+
+# ---- finding out what engines speak ----
+
+class Slow(Recorder):
+    def handle(self, handler, method, path, body):
+        if method == "OPTIONS":
+            time.sleep(0.5)
+        super().handle(handler, method, path, body)
+
+
+def test_engines_are_asked_at_the_same_time(adapter_dirs):
+    with Slow() as one, Slow() as two, Slow() as three:
+        start = time.monotonic()
+        push("--engine", one.url, two.url, three.url, "--adapter", f"a={adapter_dirs['qv-r1']}", code=0)
+        assert time.monotonic() - start < 1.3
