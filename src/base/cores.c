@@ -32,6 +32,22 @@ void hr_core_leave_shared(hr_core_note *notes, unsigned worker, unsigned n) {
     sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
+int hr_core_start_apart(pthread_t *thread, void *(*work)(void *arg), void *arg) {
+    pthread_attr_t attr;
+    cpu_set_t allowed;
+    int here = sched_getcpu(), error = pthread_attr_init(&attr);
+    if (error != 0)
+        return error;
+    if (here >= 0 && sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+        CPU_CLR(here, &allowed);
+        if (CPU_COUNT(&allowed) > 0)
+            pthread_attr_setaffinity_np(&attr, sizeof allowed, &allowed);
+    }
+    error = pthread_create(thread, &attr, work, arg);
+    pthread_attr_destroy(&attr);
+    return error;
+}
+
 void hr_cores_pin(const pthread_t *threads, unsigned n) {
     cpu_set_t reserved;
     long online = sysconf(_SC_NPROCESSORS_ONLN);

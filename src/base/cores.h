@@ -1,4 +1,4 @@
-/* Which cores the workers of a pool run on: hints to the kernel that keep two workers off one core.
+/* Which cores threads that work together run on: hints to the kernel that keep two off one core.
  *
  * Only hints: a call that fails changes nothing and says nothing. */
 #ifndef HR_BASE_CORES_H
@@ -20,6 +20,11 @@ void hr_core_note_here(hr_core_note *notes, unsigned worker);
  * core only while the machine is not busy on average, and never moves a thread that ran a moment
  * ago. */
 void hr_core_leave_shared(hr_core_note *notes, unsigned worker, unsigned n);
+
+/* pthread_create for a few milliseconds of work that the caller shares: the thread runs on any core
+ * but the caller's, where there is another. Started as usual it would often wait on that very core
+ * until the caller is done. 0, or an error number. */
+int hr_core_start_apart(pthread_t *thread, void *(*work)(void *arg), void *arg);
 
 /* Pins threads[1..n-1] to a core each, where cores were reserved for this process, one per worker:
  * an affinity mask of as many cores as workers, on a machine that has more. On a machine shared

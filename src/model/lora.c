@@ -1,6 +1,7 @@
 /* From a PEFT directory to packed pairs. */
 #include "model/lora.h"
 
+#include "base/cores.h"
 #include "model/adapter.h"
 #include "tensor/convert.h"
 
@@ -145,7 +146,7 @@ static hr_status pack_shared(const hr_model *model, const hr_peft *peft, const h
         jobs[j] = (pack_job){model, peft, lora, .scratch = scratch + j * scratch_size};
     share_pairs(model, peft, jobs, n, lora->arena_bytes);
     for (unsigned j = 1; j < n; j++)
-        jobs[j].started = pthread_create(&jobs[j].thread, NULL, pack_pairs, &jobs[j]) == 0;
+        jobs[j].started = hr_core_start_apart(&jobs[j].thread, pack_pairs, &jobs[j]) == 0;
     for (unsigned j = 0; j < n; j++)
         if (!jobs[j].started)
             pack_pairs(&jobs[j]);

@@ -62,10 +62,31 @@ static void a_worker_alone_on_its_core_stays(void **state) {
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
+static void *note_core(void *arg) {
+    *(int *)arg = sched_getcpu();
+    return NULL;
+}
+
+static void a_thread_that_shares_work_starts_on_another_core(void **state) {
+    (void)state;
+    cpu_set_t before = affinity();
+    for (int round = 0; round < 100; round++) {
+        hr_core_note note;
+        int core = -1;
+        pthread_t thread;
+        hr_core_note_here(&note, 0);
+        assert_int_equal(hr_core_start_apart(&thread, note_core, &core), 0);
+        int same = sched_getcpu() == core_of(&note, 0); /* else the caller itself was moved */
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_true(core >= 0 && (core != core_of(&note, 0) || !same || CPU_COUNT(&before) == 1));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_leaves_the_core_of_another),
         cmocka_unit_test(a_worker_alone_on_its_core_stays),
+        cmocka_unit_test(a_thread_that_shares_work_starts_on_another_core),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
