@@ -8,6 +8,9 @@
 /* Tensors of a bucket when they are small: then each costs more than its bytes do, and engines work
  * on them while the next ones are collected. */
 enum { MANY_TENSORS = 2048 };
+/* Of one trainer, a bucket has a few MiB, and an eighth of what has left when that is more: engines
+ * check it while the next one is on its way, and round trips stay few. */
+enum { SMALL_BUCKET = 4 << 20, SMALL_SHARE = 8 };
 
 /* ---- filling a bucket ---- */
 
@@ -43,6 +46,16 @@ static bool same_part(const hr_push_run *run, const hr_unit *unit) {
     return strcmp(part, unit->adapter) == 0;
 }
 
+/* Bytes that a bucket may have. */
+static uint64_t bucket_room(const hr_push_run *run) {
+    uint64_t room = run->p->options.bucket_bytes - 1; /* a bucket stays below the limit */
+    if (!hr_push_alone(run) || run->traits->whole_adapters) /* where others wait for each bucket */
+        return room;
+    uint64_t share = run->facts.sent_bytes / SMALL_SHARE;
+    uint64_t small = share > SMALL_BUCKET ? share : SMALL_BUCKET;
+    return small < room ? small : room;
+}
+
 static bool must_leave_first(const hr_push_run *run, const hr_unit *unit) {
     if (run->bucket.n_units == 0)
         return false;
@@ -50,8 +63,7 @@ static bool must_leave_first(const hr_push_run *run, const hr_unit *unit) {
         return true;
     if (one_part(run) && unit->adapter != NULL)
         return false;
-    uint64_t room = run->p->options.bucket_bytes - 1; /* a bucket stays below the limit */
-    uint64_t bytes = hr_unit_bytes(unit);
+    uint64_t room = bucket_room(run), bytes = hr_unit_bytes(unit);
     if (run->bucket.n + unit->n > MANY_TENSORS)
         return true;
     return bytes > room || run->bucket.bytes > room - bytes;
