@@ -14,9 +14,9 @@ from ctypes import c_void_p
 from typing import Any
 
 MAX_DIMS = 8
-# hr_tensor: name, dtype, ndim, shape[8], data, bytes; by ndim, the shape padded by zeros
-TENSORS = [struct.Struct(f"=QiI{ndim}Q{8 * (MAX_DIMS - ndim)}xQQ") for ndim in range(MAX_DIMS + 1)]
-TENSOR_BYTES = TENSORS[0].size
+# hr_tensor: name, dtype, ndim, shape, data, bytes
+TENSOR = struct.Struct(f"=QiI{MAX_DIMS}QQQ")
+TENSOR_BYTES, TENSOR_WORDS = TENSOR.size, TENSOR.size // 8
 
 # hr_dtype, by torch's names
 DTYPES = {

@@ -6,9 +6,13 @@ comes, and the copy is freed as soon as it has left. torch is not imported befor
 
 from __future__ import annotations
 
+import array
+import bisect
 import ctypes
 import dataclasses
+import itertools
 import json
+import operator
 import os
 import pathlib
 import sys
@@ -189,11 +193,14 @@ def _config_json(config: Any) -> bytes:
 
 # ---- what is pushed ----
 
-def _nbytes(name: str, tensor: Any) -> int:
+def _sizes(tensors: Mapping[str, Any]) -> list[int]:
+    sizes: list[int] = []
     try:
-        return int(tensor.nbytes)
+        sizes.extend(map(operator.attrgetter("nbytes"), tensors.values()))
     except (AttributeError, RuntimeError) as failure:  # the latter from sparse tensors
+        name, tensor = list(tensors.items())[len(sizes)]
         raise TypeError(f"{name}: a dense torch.Tensor is wanted, not {type(tensor).__name__} ({failure})") from None
+    return sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +211,14 @@ class Part:
     tensors: Mapping[str, Any]
     config: bytes = b""
     pinned: bool = False
-    nbytes: int = dataclasses.field(init=False)
+    sizes: list[int] = dataclasses.field(init=False)  # bytes of each tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", sum(_nbytes(name, tensor) for name, tensor in self.tensors.items()))
+        object.__setattr__(self, "sizes", _sizes(self.tensors))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
 
 
 def adapter_part(name: str, adapter: Adapter | Source) -> Part:
@@ -223,8 +234,8 @@ def adapter_part(name: str, adapter: Adapter | Source) -> Part:
         if config is None:
             raise TypeError(f"the adapter {name!r} is a dict of tensors: it needs config=, a LoraConfig or the fields "
                             "of an adapter_config.json")
-        whole = next((key for key in tensors if ".base_layer." in key), None)
-        if whole is not None:
+        if ".base_layer." in "\0".join(tensors):
+            whole = next(key for key in tensors if ".base_layer." in key)
             raise ValueError(f"the adapter {name!r}: {whole} is a whole base weight, which is no part of an adapter; "
                              "take the dict from peft.get_peft_model_state_dict(model)")
     elif _is_module(source):
@@ -252,19 +263,29 @@ def base_part(source: Source) -> Part:
 # ---- regions of memory ----
 
 class _Torch:
-    """What is asked of torch for every tensor, looked up once."""
+    """What is asked of torch for every tensor, looked up once. There may be tens of thousands of small tensors, each
+    of which costs more in calls than in bytes: they are asked in columns, one attribute of all of them at a time."""
 
     def __init__(self) -> None:
         import torch
 
         self.dtypes = {getattr(torch, name): code for name, code in _library.DTYPES.items() if hasattr(torch, name)}
-        self.plain = (torch.Tensor, torch.nn.Parameter)
+        self.plain = {torch.Tensor, torch.nn.Parameter}
         self.tensor, self.strided = torch.Tensor, torch.strided
+
+    def lie_ready(self, tensors: list[Any]) -> bool:
+        """Whether all of them are plain tensors, contiguous in host memory, of dtypes that can be pushed."""
+        return (set(map(type, tensors)) <= self.plain and all(map(operator.attrgetter("is_cpu"), tensors))
+                and set(map(operator.attrgetter("layout"), tensors)) <= {self.strided}
+                and all(map(self.tensor.is_contiguous, tensors)) and not any(map(self.tensor.is_neg, tensors))
+                and set(map(operator.attrgetter("dtype"), tensors)) <= self.dtypes.keys())
 
     def host(self, name: str, tensor: Any) -> Any:
         """The tensor, or a copy of it, contiguous in host memory."""
         if not isinstance(tensor, self.tensor):
             raise TypeError(f"{name}: a torch.Tensor is wanted, not {type(tensor).__name__}")
+        if self.lie_ready([tensor]):
+            return tensor
         if tensor.dtype not in self.dtypes or tensor.layout is not self.strided:
             raise TypeError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout}, cannot be pushed")
         tensor = tensor.detach()
@@ -284,42 +305,68 @@ class PackedUnit:
     alive: list[Any]
 
 
+class _Names:
+    """The names of a part as C strings, one behind the other."""
+
+    def __init__(self, names: list[str]) -> None:
+        joined = "\0".join(names)
+        if joined.count("\0") != max(len(names) - 1, 0):
+            raise ValueError(f"the names of tensors have a NUL byte in them: {next(n for n in names if chr(0) in n)!r}")
+        self.text = ctypes.create_string_buffer(joined.encode())
+        start = ctypes.addressof(self.text)
+        ends = itertools.accumulate(map(len, names if joined.isascii() else map(str.encode, names)), initial=0)
+        self.addresses = list(map(operator.add, ends, range(start, start + len(names))))
+
+
+def _cuts(sizes: list[int], most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs of tensors with at most most_bytes; a larger one by itself."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    first = 0
+    while first < len(sizes):
+        last = max(first + 1, bisect.bisect_right(ends, ends[first] + most_bytes) - 1)
+        yield first, last
+        first = last
+
+
+def _fill(words: array.array[int], addresses: list[int], dtypes: list[int], shapes: list[Any], data: list[int],
+          sizes: list[int]) -> None:
+    """An array of hr_tensor, column by column."""
+    halves, ndims = memoryview(words).cast("B").cast("I"), array.array("I", map(len, shapes))
+    halves[2::2 * _library.TENSOR_WORDS] = memoryview(array.array("I", dtypes))
+    halves[3::2 * _library.TENSOR_WORDS] = memoryview(ndims)
+    words[0::_library.TENSOR_WORDS] = array.array("Q", addresses)
+    most = max(ndims)
+    if min(ndims) < most:
+        shapes = [(*shape, *[0] * (most - len(shape))) for shape in shapes]
+    for dim in range(most):
+        words[2 + dim::_library.TENSOR_WORDS] = array.array("Q", map(operator.itemgetter(dim), shapes))
+    words[10::_library.TENSOR_WORDS] = array.array("Q", data)
+    words[11::_library.TENSOR_WORDS] = array.array("Q", sizes)
+
+
 def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:
     """The part in units of at most most_bytes; a larger tensor is one of its own."""
     torch: _Torch | None = None
-    encoded = [name.encode() for name in part.tensors]
-    joined = b"\0".join(encoded)
-    if joined.count(b"\0") != max(len(encoded) - 1, 0):
-        raise ValueError(f"the names of tensors have a NUL byte in them: {next(n for n in encoded if 0 in n)!r}")
-    names = ctypes.create_string_buffer(joined)
-    structs, step = _library.TENSORS, _library.TENSOR_BYTES
-    array = ctypes.create_string_buffer(step * len(encoded))
-    at, start = ctypes.addressof(names), ctypes.addressof(array)
-    first = offset = size = 0  # the unit is array[first:offset]
-    alive: list[Any] = [names, array]
-    for (name, tensor), name_bytes in zip(part.tensors.items(), encoded):
-        nbytes = tensor.nbytes
-        if offset > first and size + nbytes > most_bytes:
-            yield PackedUnit(start + first, (offset - first) // step, alive)
-            first, size, alive = offset, 0, [names, array]
-        if isinstance(tensor, Region):
-            dtype, shape = tensor.dtype, tensor.shape
-            tensor = (ctypes.c_char * nbytes).from_buffer(tensor.read()) if nbytes else None
-            address = 0 if tensor is None else ctypes.addressof(tensor)
+    names, items = list(part.tensors), list(part.tensors.values())
+    table = _Names(names)
+    for first, last in _cuts(part.sizes, most_bytes):
+        unit, sizes = items[first:last], part.sizes[first:last]
+        if isinstance(unit[0], Region):
+            dtypes, shapes = [region.dtype for region in unit], [region.shape for region in unit]
+            unit = [(ctypes.c_char * region.nbytes).from_buffer(region.read()) for region in unit]
+            data = list(map(ctypes.addressof, unit))
         else:
             torch = torch or _Torch()
-            if not (type(tensor) in torch.plain and tensor.is_cpu and tensor.layout is torch.strided
-                    and tensor.is_contiguous() and tensor.dtype in torch.dtypes and not tensor.is_neg()):
-                tensor = torch.host(name, tensor)
-                nbytes = tensor.nbytes
-            address, dtype, shape = tensor.data_ptr(), torch.dtypes[tensor.dtype], tensor.shape
-        ndim = len(shape)
-        if ndim > _library.MAX_DIMS:
-            raise ValueError(f"{name}: {ndim} dimensions; at most {_library.MAX_DIMS} can be pushed")
-        structs[ndim].pack_into(array, offset, at, dtype, ndim, *shape, address, nbytes)
-        alive.append(tensor)
-        at += len(name_bytes) + 1
-        offset += step
-        size += nbytes
-    if offset > first:
-        yield PackedUnit(start + first, (offset - first) // step, alive)
+            if not torch.lie_ready(unit):
+                unit = list(map(torch.host, names[first:last], unit))
+                sizes = [tensor.nbytes for tensor in unit]
+            dtypes = list(map(torch.dtypes.__getitem__, map(operator.attrgetter("dtype"), unit)))
+            shapes = list(map(operator.attrgetter("shape"), unit))
+            data = list(map(torch.tensor.data_ptr, unit))
+        most = max(map(len, shapes))
+        if most > _library.MAX_DIMS:
+            name = next(name for name, shape in zip(names[first:last], shapes) if len(shape) == most)
+            raise ValueError(f"{name}: {most} dimensions; at most {_library.MAX_DIMS} can be pushed")
+        words = array.array("Q", bytes(_library.TENSOR_BYTES * len(unit)))
+        _fill(words, table.addresses[first:last], dtypes, shapes, data, sizes)
+        yield PackedUnit(words.buffer_info()[0], len(unit), [words, table, unit])

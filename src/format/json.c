@@ -19,13 +19,7 @@ hr_status hr_json_parse(const char *text, size_t len, size_t max_bytes, cJSON **
     if (len > max_bytes)
         return hr_fail(err, HR_ERR_LIMIT, "JSON of %zu bytes is over the limit of %zu", len,
                        max_bytes);
-    HR_TRY(hr_json_check(text, len, err));
-    cJSON *tree = cJSON_ParseWithLength(text, len);
-    /* The text is known to be good, so only memory can have failed. */
-    if (tree == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the JSON tree of %zu bytes", len);
-    *out = tree;
-    return HR_OK;
+    return hr_json_read(text, len, out, err);
 }
 
 hr_status hr_json_parse_file(const char *path, size_t max_bytes, cJSON **out, hr_error *err) {
@@ -54,9 +48,12 @@ static int compare_keys(const void *a, const void *b) {
 
 static const char *duplicate_in_object(const cJSON *object) {
     size_t n = 0;
-    for (const cJSON *item = object->child; item != NULL; item = item->next)
+    bool sorted = true; /* then equal ones would stand together: none do */
+    for (const cJSON *item = object->child; item != NULL; item = item->next) {
+        sorted = sorted && (n == 0 || strcmp(item->prev->string, item->string) < 0);
         n++;
-    if (n < 2)
+    }
+    if (sorted)
         return NULL;
     const char **keys = malloc(n * sizeof *keys);
     if (keys == NULL)

@@ -18,7 +18,8 @@
  * allowed, anything else is not. Refused beside what JSON refuses: more than max_bytes bytes (0
  * means HR_JSON_MAX_BYTES), nesting deeper than HR_JSON_MAX_DEPTH, more than HR_JSON_MAX_VALUES
  * values, the escape \u0000 (cJSON would cut the string there), invalid UTF-8, numbers of more than
- * 63 characters. The caller frees *out with cJSON_Delete. ERR_INVALID, ERR_LIMIT, ERR_NO_MEMORY.
+ * 63 characters. The caller frees *out with cJSON_Delete; a key lies in the memory of its node, so
+ * that a copy by cJSON_Duplicate would not outlive the tree. ERR_INVALID, ERR_LIMIT, ERR_NO_MEMORY.
  * Thread-safe. */
 hr_status hr_json_parse(const char *text, size_t len, size_t max_bytes, cJSON **out, hr_error *err);
 

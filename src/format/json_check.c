@@ -1,11 +1,17 @@
-/* A JSON grammar checker. cJSON is lenient (control characters as space, "01", "1."), cuts strings
- * at NUL and spends a node on every value; walking the text first makes what it then sees strict
- * and bounded. */
+/* The JSON reader: checks the grammar and builds cJSON's tree in one pass. cJSON's own parser is
+ * lenient (control characters as space, "01", "1."), cuts strings at NUL and spends a node on every
+ * value without a bound; it also is several times slower on manifests and headers, which have tens
+ * of thousands of names. */
 #include "format/json_check.h"
 
 #include "format/json.h"
 
+#include <limits.h>
+#include <locale.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { MAX_NUMBER = 63, MAX_EXACT_DIGITS = 15 };
 
 typedef struct hr_json_scan {
     const unsigned char *text;
@@ -13,8 +19,19 @@ typedef struct hr_json_scan {
     hr_error *err;
 } hr_json_scan;
 
+/* What stands between two quotes. */
+typedef struct json_text {
+    const unsigned char *bytes;
+    size_t len;
+    bool escapes;
+} json_text;
+
 static hr_status wrong(const hr_json_scan *s, const char *what) {
     return hr_fail(s->err, HR_ERR_INVALID, "malformed JSON at byte %zu: %s", s->at, what);
+}
+
+static hr_status no_memory(const hr_json_scan *s) {
+    return hr_fail(s->err, HR_ERR_NO_MEMORY, "no memory for the JSON tree of %zu bytes", s->len);
 }
 
 static int peek(const hr_json_scan *s) {
@@ -29,6 +46,8 @@ static void skip_space(hr_json_scan *s) {
         s->at++;
     }
 }
+
+/* ---- strings ---- */
 
 static bool continues(const char *text, size_t len, size_t from, size_t n) {
     if (from + n > len)
@@ -108,12 +127,31 @@ static hr_status check_escape(hr_json_scan *s) {
     return HR_OK;
 }
 
+/* How many bytes from here on surely stand for themselves: looks at eight at a time, and stops
+ * before the eight in which one does not. */
+static size_t plain_bytes(const unsigned char *text, size_t n) {
+    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
+    size_t at = 0;
+    for (; at + 8 <= n; at += 8) {
+        uint64_t word;
+        memcpy(&word, text + at, sizeof word);
+        uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
+        uint64_t low = word - ones * 0x20; /* top bits tell, from the first byte that is below on */
+        if (((low | (quote - ones) | (slash - ones) | word) & tops) != 0)
+            break;
+    }
+    return at;
+}
+
 /* At the opening quote. */
-static hr_status check_string(hr_json_scan *s) {
-    s->at++;
+static hr_status check_string(hr_json_scan *s, json_text *out) {
+    size_t start = ++s->at;
+    bool escapes = false;
+    s->at += plain_bytes(s->text + s->at, s->len - s->at);
     while (s->at < s->len) {
         unsigned char c = s->text[s->at];
         if (c == '"') {
+            *out = (json_text){s->text + start, s->at - start, escapes};
             s->at++;
             return HR_OK;
         }
@@ -121,6 +159,7 @@ static hr_status check_string(hr_json_scan *s) {
             return wrong(s, "control character in a string");
         if (c == '\\') {
             HR_TRY(check_escape(s));
+            escapes = true;
         } else if (c < 0x80) {
             s->at++;
         } else {
@@ -133,6 +172,69 @@ static hr_status check_string(hr_json_scan *s) {
     return wrong(s, "string without an end");
 }
 
+static size_t put_utf8(unsigned code, char *to) {
+    if (code < 0x80) {
+        to[0] = (char)code;
+        return 1;
+    }
+    size_t n = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = n - 1; i > 0; i--) {
+        to[i] = (char)(0x80 | (code & 0x3f));
+        code >>= 6;
+    }
+    to[0] = (char)((0xf00u >> n & 0xf0u) | code);
+    return n;
+}
+
+/* One escape that was found good, at its backslash; *from is moved behind it. */
+static size_t put_escaped(const hr_json_scan *s, size_t *from, char *to) {
+    static const char letters[] = "bfnrt", values[] = "\b\f\n\r\t";
+    char kind = (char)s->text[*from + 1];
+    if (kind != 'u') {
+        const char *found = strchr(letters, kind);
+        *to = found != NULL ? values[found - letters] : kind;
+        *from += 2;
+        return 1;
+    }
+    unsigned code = (unsigned)hex4(s, *from + 2);
+    *from += 6;
+    if (code >= 0xd800 && code <= 0xdbff) {
+        code = 0x10000 + ((code - 0xd800) << 10) + ((unsigned)hex4(s, *from + 2) - 0xdc00);
+        *from += 6;
+    }
+    return put_utf8(code, to);
+}
+
+/* The string itself, with a NUL behind it: to has text.len + 1 bytes, which is always enough. */
+static void put_text(const hr_json_scan *s, const json_text *text, char *to) {
+    size_t from = (size_t)(text->bytes - s->text), end = from + text->len, n = 0;
+    if (!text->escapes) {
+        memcpy(to, text->bytes, text->len);
+        to[text->len] = '\0';
+        return;
+    }
+    while (from < end) {
+        if (s->text[from] == '\\')
+            n += put_escaped(s, &from, to + n);
+        else
+            to[n++] = (char)s->text[from++];
+    }
+    to[n] = '\0';
+}
+
+static hr_status read_string(hr_json_scan *s, cJSON *node) {
+    json_text text;
+    HR_TRY(check_string(s, &text));
+    node->valuestring = cJSON_malloc(text.len + 1);
+    if (node->valuestring == NULL)
+        return no_memory(s);
+    node->type |= cJSON_String;
+    put_text(s, &text, node->valuestring);
+    return HR_OK;
+}
+
+/* ---- numbers and literals ---- */
+
 static bool skip_digits(hr_json_scan *s) {
     size_t start = s->at;
     while (peek(s) >= '0' && peek(s) <= '9')
@@ -140,88 +242,139 @@ static bool skip_digits(hr_json_scan *s) {
     return s->at > start;
 }
 
-static hr_status check_number(hr_json_scan *s) {
+/* As strtod would read it in the "C" locale: the caller may have set another. */
+static double to_double(const unsigned char *digits, size_t len) {
+    char text[MAX_NUMBER + 1];
+    memcpy(text, digits, len);
+    text[len] = '\0';
+    char *point = memchr(text, '.', len);
+    if (point != NULL)
+        *point = localeconv()->decimal_point[0];
+    return strtod(text, NULL);
+}
+
+static double whole_number(const unsigned char *digits, size_t len) {
+    bool minus = digits[0] == '-';
+    uint64_t value = 0;
+    for (size_t i = minus; i < len; i++)
+        value = value * 10 + (uint64_t)(digits[i] - '0');
+    return minus ? -(double)value : (double)value;
+}
+
+static hr_status read_number(hr_json_scan *s, cJSON *node) {
     size_t start = s->at;
     if (peek(s) == '-')
         s->at++;
-    bool zero = peek(s) == '0';
+    bool zero = peek(s) == '0', whole = true;
     size_t digits = s->at;
     if (!skip_digits(s) || (zero && s->at > digits + 1))
         return wrong(s, "not a number");
     if (peek(s) == '.') {
+        whole = false;
         s->at++;
         if (!skip_digits(s))
             return wrong(s, "not a number");
     }
     if (peek(s) == 'e' || peek(s) == 'E') {
+        whole = false;
         s->at++;
         if (peek(s) == '+' || peek(s) == '-')
             s->at++;
         if (!skip_digits(s))
             return wrong(s, "not a number");
     }
-    /* cJSON copies a number into 63 characters. */
-    return s->at - start > 63 ? wrong(s, "number of more than 63 characters") : HR_OK;
+    size_t len = s->at - start;
+    if (len > MAX_NUMBER)
+        return wrong(s, "number of more than 63 characters");
+    double value = whole && len <= MAX_EXACT_DIGITS ? whole_number(s->text + start, len)
+                                                    : to_double(s->text + start, len);
+    node->type |= cJSON_Number;
+    node->valuedouble = value;
+    node->valueint = value >= INT_MAX ? INT_MAX : value <= INT_MIN ? INT_MIN : (int)value;
+    return HR_OK;
 }
 
-static hr_status check_literal(hr_json_scan *s, const char *literal) {
+static hr_status read_literal(hr_json_scan *s, const char *literal, int type, cJSON *node) {
     size_t n = strlen(literal);
     if (s->len - s->at < n || memcmp(s->text + s->at, literal, n) != 0)
         return wrong(s, "a value was expected");
     s->at += n;
+    node->type |= type;
+    node->valueint = type == cJSON_True;
     return HR_OK;
 }
 
-static hr_status check_value(hr_json_scan *s, int depth);
+/* ---- values ---- */
 
-static hr_status check_object(hr_json_scan *s, int depth) {
-    s->at++;
-    skip_space(s);
-    if (peek(s) == '}') {
-        s->at++;
-        return HR_OK;
+static hr_status read_value(hr_json_scan *s, int depth, cJSON *node);
+
+/* A node behind the last child of parent, with its key in the same piece of memory. */
+static cJSON *add_child(const hr_json_scan *s, cJSON *parent, const json_text *key) {
+    cJSON *node = cJSON_malloc(sizeof *node + (key != NULL ? key->len + 1 : 0));
+    if (node == NULL)
+        return NULL;
+    *node = (cJSON){0};
+    if (key != NULL) {
+        node->string = (char *)(node + 1);
+        node->type = cJSON_StringIsConst; /* not freed by itself */
+        put_text(s, key, node->string);
     }
-    for (;;) {
-        skip_space(s);
-        if (peek(s) != '"')
-            return wrong(s, "a key in quotes was expected");
-        HR_TRY(check_string(s));
-        skip_space(s);
-        if (peek(s) != ':')
-            return wrong(s, "':' was expected after a key");
-        s->at++;
-        HR_TRY(check_value(s, depth));
-        if (peek(s) == '}') {
-            s->at++;
-            return HR_OK;
-        }
-        if (peek(s) != ',')
-            return wrong(s, "',' or '}' was expected");
-        s->at++;
+    cJSON *first = parent->child;
+    if (first == NULL) {
+        parent->child = node;
+        node->prev = node; /* the first child's is the last one */
+    } else {
+        first->prev->next = node;
+        node->prev = first->prev;
+        first->prev = node;
     }
+    return node;
 }
 
-static hr_status check_array(hr_json_scan *s, int depth) {
+static hr_status read_member(hr_json_scan *s, int depth, cJSON *object) {
+    json_text key;
+    skip_space(s);
+    if (peek(s) != '"')
+        return wrong(s, "a key in quotes was expected");
+    HR_TRY(check_string(s, &key));
+    skip_space(s);
+    if (peek(s) != ':')
+        return wrong(s, "':' was expected after a key");
+    s->at++;
+    cJSON *node = add_child(s, object, &key);
+    return node != NULL ? read_value(s, depth, node) : no_memory(s);
+}
+
+static hr_status read_item(hr_json_scan *s, int depth, cJSON *array) {
+    cJSON *node = add_child(s, array, NULL);
+    return node != NULL ? read_value(s, depth, node) : no_memory(s);
+}
+
+/* At the opening bracket. */
+static hr_status read_group(hr_json_scan *s, int depth, cJSON *group) {
+    bool object = peek(s) == '{';
+    int end = object ? '}' : ']';
+    group->type |= object ? cJSON_Object : cJSON_Array;
     s->at++;
     skip_space(s);
-    if (peek(s) == ']') {
+    if (peek(s) == end) {
         s->at++;
         return HR_OK;
     }
     for (;;) {
-        HR_TRY(check_value(s, depth));
-        if (peek(s) == ']') {
+        HR_TRY(object ? read_member(s, depth, group) : read_item(s, depth, group));
+        if (peek(s) == end) {
             s->at++;
             return HR_OK;
         }
         if (peek(s) != ',')
-            return wrong(s, "',' or ']' was expected");
+            return wrong(s, object ? "',' or '}' was expected" : "',' or ']' was expected");
         s->at++;
     }
 }
 
 /* A value with the space around it. */
-static hr_status check_value(hr_json_scan *s, int depth) {
+static hr_status read_value(hr_json_scan *s, int depth, cJSON *node) {
     if (depth > HR_JSON_MAX_DEPTH)
         return hr_fail(s->err, HR_ERR_LIMIT, "JSON is nested deeper than %d", HR_JSON_MAX_DEPTH);
     if (++s->values > HR_JSON_MAX_VALUES)
@@ -229,26 +382,24 @@ static hr_status check_value(hr_json_scan *s, int depth) {
     skip_space(s);
     switch (peek(s)) {
     case '{':
-        HR_TRY(check_object(s, depth + 1));
-        break;
     case '[':
-        HR_TRY(check_array(s, depth + 1));
+        HR_TRY(read_group(s, depth + 1, node));
         break;
     case '"':
-        HR_TRY(check_string(s));
+        HR_TRY(read_string(s, node));
         break;
     case 't':
-        HR_TRY(check_literal(s, "true"));
+        HR_TRY(read_literal(s, "true", cJSON_True, node));
         break;
     case 'f':
-        HR_TRY(check_literal(s, "false"));
+        HR_TRY(read_literal(s, "false", cJSON_False, node));
         break;
     case 'n':
-        HR_TRY(check_literal(s, "null"));
+        HR_TRY(read_literal(s, "null", cJSON_NULL, node));
         break;
     case '-':
     case '0' ... '9':
-        HR_TRY(check_number(s));
+        HR_TRY(read_number(s, node));
         break;
     case -1:
         return wrong(s, "the text ends where a value was expected");
@@ -259,8 +410,18 @@ static hr_status check_value(hr_json_scan *s, int depth) {
     return HR_OK;
 }
 
-hr_status hr_json_check(const char *text, size_t len, hr_error *err) {
+hr_status hr_json_read(const char *text, size_t len, cJSON **out, hr_error *err) {
     hr_json_scan s = {.text = (const unsigned char *)text, .len = len, .err = err};
-    HR_TRY(check_value(&s, 0));
-    return s.at == len ? HR_OK : wrong(&s, "more text after the value");
+    cJSON *tree = cJSON_CreateNull();
+    if (tree == NULL)
+        return no_memory(&s);
+    tree->type = cJSON_Invalid;
+    hr_status status = read_value(&s, 0, tree);
+    if (status == HR_OK && s.at != len)
+        status = wrong(&s, "more text after the value");
+    if (status == HR_OK)
+        *out = tree;
+    else
+        cJSON_Delete(tree);
+    return status;
 }

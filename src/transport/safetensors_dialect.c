@@ -34,12 +34,8 @@ static void put_prepare(const hr_stage_request *r, hr_json_writer *w) {
     hr_json_put_string(w, "session_id", r->session_id);
     hr_json_key(w, "manifest");
     hr_json_object_begin(w);
-    for (size_t i = 0; i < r->n_manifest; i++) {
-        hr_json_key(w, r->manifest[i].name);
-        hr_json_object_begin(w);
-        hr_json_put_string(w, "xxh3", hr_xxh3_format(r->manifest[i].xxh3, hex));
-        hr_json_object_end(w);
-    }
+    for (size_t i = 0; i < r->n_manifest; i++)
+        hr_json_put_string(w, r->manifest[i].name, hr_xxh3_format(r->manifest[i].xxh3, hex));
     hr_json_object_end(w);
     hr_json_put_bool(w, "covers_base", true);
     hr_json_put_bool(w, "complete_base", r->complete_base);

@@ -219,9 +219,35 @@ def test_contiguous_tensors_are_sent_from_where_they_lie(tiny_dir):
     at = []
     for unit in sources.pack(part, 10_000):
         array = ctypes.string_at(unit.address, unit.count * _library.TENSOR_BYTES)
-        for name, *_, address, nbytes in _library.TENSORS[8].iter_unpack(array):
+        for name, *_, address, nbytes in _library.TENSOR.iter_unpack(array):
             at.append((ctypes.string_at(name).decode(), address, nbytes))
     assert at == [(key, tensor.data_ptr(), tensor.nbytes) for key, tensor in tensors.items()]
+
+
+@pytest.mark.parametrize("most_bytes", [1, 100, 1 << 30])
+def test_tensors_of_any_form_reach_the_library_as_they_are(most_bytes):
+    from headrace import _library, sources
+
+    tensors = {
+        "plain": torch.arange(6, dtype=torch.float32).reshape(2, 3), "scalar": torch.tensor(7, dtype=torch.int64),
+        "turned": torch.arange(6, dtype=torch.int16).reshape(2, 3).t(), "nothing": torch.empty(0, 4),
+        "of many dimensions": torch.arange(16, dtype=torch.uint8).reshape(1, 2, 1, 4, 1, 2),
+        "negated": torch.tensor([1 + 2j, 3 - 4j]).conj().imag, "parameter": torch.nn.Parameter(torch.ones(3)),
+        "größer": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "last": torch.tensor([True, False])}
+    came = {}
+    units = list(sources.pack(sources.base_part(tensors), most_bytes))
+    for unit in units:
+        for name, *form, address, nbytes in _library.TENSOR.iter_unpack(
+                ctypes.string_at(unit.address, unit.count * _library.TENSOR_BYTES)):
+            came[ctypes.string_at(name).decode()] = (*form, ctypes.string_at(address, nbytes))
+    assert most_bytes > 1 or len(units) == len(tensors)
+    assert list(came) == list(tensors)
+    for name, tensor in tensors.items():
+        plain = tensor.detach().clone().contiguous()
+        dtype, ndim, *shape, data = came[name]
+        assert dtype == _library.DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        assert (ndim, shape) == (tensor.dim(), [*tensor.shape, *[0] * (8 - tensor.dim())])
+        assert data == bytes(plain.reshape(-1).view(torch.uint8).numpy())
 
 
 def test_unchanged_weights_are_not_sent(clean, publisher, tiny_dir):

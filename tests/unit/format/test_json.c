@@ -85,6 +85,75 @@ static void bad_json_is_refused_with_the_place(void **state) {
     }
 }
 
+/* Strings are read in steps of several bytes: what is special is seen wherever it stands. */
+static void every_byte_of_a_string_is_looked_at(void **state) {
+    (void)state;
+    static const struct {
+        const char *raw, *value; /* NULL: refused */
+    } kinds[] = {{"x", "x"},
+                 {" ", " "},
+                 {"\x7f", "\x7f"},
+                 {"\\\"", "\""},
+                 {"\\\\", "\\"},
+                 {"\\/\\b\\f\\n\\r\\t", "/\b\f\n\r\t"},
+                 {"\\u0041\\u00e9\\u20aC", "A\xc3\xa9\xe2\x82\xac"},
+                 {"\\uD83d\\uDe00", "\xf0\x9f\x98\x80"},
+                 {"\xc3\xa9\xf0\x9f\x98\x80", "\xc3\xa9\xf0\x9f\x98\x80"},
+                 {"\x1f", NULL},
+                 {"\x01", NULL},
+                 {"\xff", NULL}};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        for (int before = 0; before < 20; before++) {
+            for (int after = 0; after < 20; after += 3) {
+                char text[128], wanted[128];
+                cJSON *tree = NULL;
+                hr_error err = {0};
+                int n = snprintf(text, sizeof text, "{\"%.*s%s%.*s\": \"%.*s%s%.*s\"}", before,
+                                 "aaaaaaaaaaaaaaaaaaaa", kinds[k].raw, after,
+                                 "zzzzzzzzzzzzzzzzzzzz", before, "bbbbbbbbbbbbbbbbbbbb",
+                                 kinds[k].raw, after, "yyyyyyyyyyyyyyyyyyyy");
+                hr_status status = parse(text, (size_t)n, &tree, &err);
+                assert_int_equal(status, kinds[k].value != NULL ? HR_OK : HR_ERR_INVALID);
+                if (kinds[k].value == NULL)
+                    continue;
+                snprintf(wanted, sizeof wanted, "%.*s%s%.*s", before, "aaaaaaaaaaaaaaaaaaaa",
+                         kinds[k].value, after, "zzzzzzzzzzzzzzzzzzzz");
+                assert_string_equal(tree->child->string, wanted);
+                snprintf(wanted, sizeof wanted, "%.*s%s%.*s", before, "bbbbbbbbbbbbbbbbbbbb",
+                         kinds[k].value, after, "yyyyyyyyyyyyyyyyyyyy");
+                assert_string_equal(tree->child->valuestring, wanted);
+                cJSON_Delete(tree);
+            }
+        }
+    }
+}
+
+static void numbers_are_the_nearest_doubles(void **state) {
+    (void)state;
+    static const char *const texts[] = {"0",
+                                        "-0",
+                                        "7",
+                                        "-12",
+                                        "2147483648",
+                                        "-2147483649",
+                                        "999999999999999",
+                                        "-99999999999999",
+                                        "9007199254740993",
+                                        "18446744073709551616",
+                                        "0.1",
+                                        "-2.5e-3",
+                                        "1E5",
+                                        "123456789012345678901234567890"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        cJSON *tree = NULL;
+        hr_error err = {0};
+        assert_ok(parse(texts[i], strlen(texts[i]), &tree, &err), &err);
+        double wanted = strtod(texts[i], NULL);
+        assert_memory_equal(&tree->valuedouble, &wanted, sizeof wanted);
+        cJSON_Delete(tree);
+    }
+}
+
 static void nul_is_refused_raw_and_escaped(void **state) {
     (void)state;
     cJSON *tree = NULL;
@@ -314,6 +383,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_json_is_read),
         cmocka_unit_test(bad_json_is_refused_with_the_place),
+        cmocka_unit_test(every_byte_of_a_string_is_looked_at),
+        cmocka_unit_test(numbers_are_the_nearest_doubles),
         cmocka_unit_test(nul_is_refused_raw_and_escaped),
         cmocka_unit_test(depth_and_size_are_bounded),
         cmocka_unit_test(a_key_that_stands_twice_is_found_at_any_depth),

@@ -114,9 +114,9 @@ static void native_calls(void **state) {
          NULL},
         {HR_STAGE_PREPARE, "/prepare_weight_update",
          "{\"session_id\":\"s 1\",\"manifest\":{"
-         "\"a:l.lora_A.weight\":{\"xxh3\":\"01010101010101010101010101010101\"},"
-         "\"a:l.lora_B.weight\":{\"xxh3\":\"02020202020202020202020202020202\"},"
-         "\"layers.0\":{\"xxh3\":\"03030303030303030303030303030303\"}},"
+         "\"a:l.lora_A.weight\":\"01010101010101010101010101010101\","
+         "\"a:l.lora_B.weight\":\"02020202020202020202020202020202\","
+         "\"layers.0\":\"03030303030303030303030303030303\"},"
          "\"covers_base\":true,\"complete_base\":false,\"weight_version\":\"v9\","
          "\"flush_cache\":false,\"audit\":false,\"timeout_seconds\":2.5}"},
         {HR_STAGE_COMMIT, "/commit_weight_update", "{\"session_id\":\"s 1\"}"},
