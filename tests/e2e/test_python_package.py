@@ -232,7 +232,7 @@ def test_tensors_of_any_form_reach_the_library_as_they_are(most_bytes):
         "plain": torch.arange(6, dtype=torch.float32).reshape(2, 3), "scalar": torch.tensor(7, dtype=torch.int64),
         "turned": torch.arange(6, dtype=torch.int16).reshape(2, 3).t(), "nothing": torch.empty(0, 4),
         "of many dimensions": torch.arange(16, dtype=torch.uint8).reshape(1, 2, 1, 4, 1, 2),
-        "negated": torch.tensor([1 + 2j, 3 - 4j]).conj().imag, "parameter": torch.nn.Parameter(torch.ones(3)),
+        "negated": torch.tensor([3 - 4j]).conj().imag, "parameter": torch.nn.Parameter(torch.ones(3)),
         "größer": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "last": torch.tensor([True, False])}
     came = {}
     units = list(sources.pack(sources.base_part(tensors), most_bytes))
