@@ -243,7 +243,7 @@ def test_tensors_of_any_form_reach_the_library_as_they_are(most_bytes):
     assert most_bytes > 1 or len(units) == len(tensors)
     assert list(came) == list(tensors)
     for name, tensor in tensors.items():
-        plain = tensor.detach().clone().contiguous()
+        plain = tensor.detach().clone(memory_format=torch.contiguous_format)
         dtype, ndim, *shape, data = came[name]
         assert dtype == _library.DTYPES[str(tensor.dtype).removeprefix("torch.")]
         assert (ndim, shape) == (tensor.dim(), [*tensor.shape, *[0] * (8 - tensor.dim())])
