@@ -81,6 +81,20 @@ size_t hr_utf8_sequence(const char *text, size_t len) {
     return 0;
 }
 
+size_t hr_json_plain(const char *text, size_t n) {
+    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
+    size_t at = 0;
+    for (; at + 8 <= n; at += 8) {
+        uint64_t word;
+        memcpy(&word, text + at, sizeof word);
+        uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
+        uint64_t low = word - ones * 0x20; /* top bits tell, from the first byte that is below on */
+        if (((low | (quote - ones) | (slash - ones) | word) & tops) != 0)
+            break;
+    }
+    return at;
+}
+
 static int hex_digit(int c) {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -127,27 +141,11 @@ static hr_status check_escape(hr_json_scan *s) {
     return HR_OK;
 }
 
-/* How many bytes from here on surely stand for themselves: looks at eight at a time, and stops
- * before the eight in which one does not. */
-static size_t plain_bytes(const unsigned char *text, size_t n) {
-    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
-    size_t at = 0;
-    for (; at + 8 <= n; at += 8) {
-        uint64_t word;
-        memcpy(&word, text + at, sizeof word);
-        uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
-        uint64_t low = word - ones * 0x20; /* top bits tell, from the first byte that is below on */
-        if (((low | (quote - ones) | (slash - ones) | word) & tops) != 0)
-            break;
-    }
-    return at;
-}
-
 /* At the opening quote. */
 static hr_status check_string(hr_json_scan *s, json_text *out) {
     size_t start = ++s->at;
     bool escapes = false;
-    s->at += plain_bytes(s->text + s->at, s->len - s->at);
+    s->at += hr_json_plain((const char *)s->text + s->at, s->len - s->at);
     while (s->at < s->len) {
         unsigned char c = s->text[s->at];
         if (c == '"') {

@@ -13,4 +13,8 @@ hr_status hr_json_read(const char *text, size_t len, cJSON **out, hr_error *err)
 /* Bytes of the valid UTF-8 sequence at text (1 to 4), 0 when there is none. */
 size_t hr_utf8_sequence(const char *text, size_t len);
 
+/* How many bytes at text surely stand for themselves in a JSON string: looks at eight at a time,
+ * and stops before the eight of which one does not. */
+size_t hr_json_plain(const char *text, size_t n);
+
 #endif

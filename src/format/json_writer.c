@@ -63,6 +63,7 @@ static void put_escape(hr_buf *buf, unsigned char c) {
 static void put_string(hr_buf *buf, const char *text, size_t len) {
     size_t start = 0, at = 0;
     hr_buf_putc(buf, '"');
+    at = hr_json_plain(text, len);
     while (at < len) {
         unsigned char c = (unsigned char)text[at];
         bool escape = c < 0x20 || c == '"' || c == '\\';

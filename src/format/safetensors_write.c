@@ -40,30 +40,64 @@ static hr_status check_names(const hr_tensor **list, size_t n, hr_error *err) {
     return HR_OK;
 }
 
+/* What an entry of the header says behind its name, put together before it is appended: with many
+ * small tensors the header is most of the work. */
+typedef struct entry_text {
+    char text[384]; /* 8 dimensions and 2 offsets of 20 digits, and the words between */
+    size_t n;
+} entry_text;
+
+static void put_word(entry_text *e, const char *word) {
+    size_t n = strlen(word);
+    memcpy(e->text + e->n, word, n);
+    e->n += n;
+}
+
+static void put_number(entry_text *e, uint64_t value) {
+    char digits[20];
+    size_t n = 0;
+    do {
+        digits[n++] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    while (n > 0)
+        e->text[e->n++] = digits[--n];
+}
+
 static void put_header(const hr_tensor **list, size_t n, hr_buf *header) {
     hr_json_writer w;
     uint64_t at = 0;
     hr_json_writer_init(&w, header);
     hr_json_object_begin(&w);
     for (size_t i = 0; i < n; i++) {
+        entry_text e = {.n = 0};
+        put_word(&e, "{\"dtype\":\"");
+        put_word(&e, hr_dtype_name(list[i]->dtype));
+        put_word(&e, "\",\"shape\":[");
+        for (uint32_t d = 0; d < list[i]->ndim; d++) {
+            put_word(&e, d > 0 ? "," : "");
+            put_number(&e, list[i]->shape[d]);
+        }
+        put_word(&e, "],\"data_offsets\":[");
+        put_number(&e, at);
+        put_word(&e, ",");
+        put_number(&e, at += list[i]->bytes);
+        put_word(&e, "]}");
         hr_json_key(&w, list[i]->name);
-        hr_json_object_begin(&w);
-        hr_json_put_string(&w, "dtype", hr_dtype_name(list[i]->dtype));
-        hr_json_key(&w, "shape");
-        hr_json_array_begin(&w);
-        for (uint32_t d = 0; d < list[i]->ndim; d++)
-            hr_json_write_u64(&w, list[i]->shape[d]);
-        hr_json_array_end(&w);
-        hr_json_key(&w, "data_offsets");
-        hr_json_array_begin(&w);
-        hr_json_write_u64(&w, at);
-        hr_json_write_u64(&w, at += list[i]->bytes);
-        hr_json_array_end(&w);
-        hr_json_object_end(&w);
+        hr_json_write_raw(&w, e.text, e.n);
     }
     hr_json_object_end(&w);
     while ((header->len + 8) % HR_SAFETENSORS_ALIGN != 0 && !header->failed)
         hr_buf_putc(header, ' ');
+}
+
+/* Placement goes by name where nothing else tells tensors apart: then it is done already. */
+static bool is_placed(const hr_tensor **list, size_t n) {
+    for (size_t i = 1; i < n; i++) {
+        if (compare_placement(&list[i - 1], &list[i]) > 0)
+            return false;
+    }
+    return true;
 }
 
 hr_status hr_safetensors_write_head(const hr_tensor *tensors, size_t n, const hr_tensor **order,
@@ -73,7 +107,8 @@ hr_status hr_safetensors_write_head(const hr_tensor *tensors, size_t n, const hr
     for (size_t i = 0; i < n; i++)
         order[i] = &tensors[i];
     HR_TRY(check_names(order, n, err));
-    qsort(order, n, sizeof *order, compare_placement);
+    if (!is_placed(order, n))
+        qsort(order, n, sizeof *order, compare_placement);
     put_header(order, n, &header);
     for (int i = 0; i < 8; i++)
         length[i] = (unsigned char)(header.len >> (8 * i));

@@ -4,23 +4,56 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NAMES_BLOCK = 64 << 10 };
+
+struct hr_ledger_names {
+    hr_ledger_names *before;
+    size_t used, size;
+    char text[];
+};
+
 void hr_ledger_free(hr_ledger *ledger) {
-    for (size_t i = 0; i < ledger->n; i++)
-        free(ledger->entries[i].name);
+    while (ledger->names != NULL) {
+        hr_ledger_names *before = ledger->names->before;
+        free(ledger->names);
+        ledger->names = before;
+    }
     free(ledger->entries);
     free(ledger->slots);
     *ledger = (hr_ledger){0};
 }
 
-/* Where the name stands or would stand. n_slots is a power of two with room left. */
-static uint32_t *slot_of(const hr_ledger *ledger, const char *name) {
+static const char *copy_name(hr_ledger *ledger, const char *name, size_t len) {
+    hr_ledger_names *block = ledger->names;
+    if (block == NULL || len >= block->size - block->used) {
+        size_t size = len < NAMES_BLOCK ? NAMES_BLOCK : len + 1;
+        block = malloc(sizeof *block + size);
+        if (block == NULL)
+            return NULL;
+        *block = (hr_ledger_names){.before = ledger->names, .size = size};
+        ledger->names = block;
+    }
+    char *copy = block->text + block->used;
+    memcpy(copy, name, len + 1);
+    block->used += len + 1;
+    return copy;
+}
+
+static uint32_t hash_name(const char *name, size_t len) {
     uint8_t digest[HR_XXH3_SIZE];
-    uint64_t hash;
-    hr_xxh3(name, strlen(name), digest);
+    uint32_t hash;
+    hr_xxh3(name, len, digest);
     memcpy(&hash, digest, sizeof hash);
-    for (size_t i = (size_t)hash & (ledger->n_slots - 1);; i = (i + 1) & (ledger->n_slots - 1)) {
-        uint32_t *slot = &ledger->slots[i];
-        if (*slot == 0 || strcmp(ledger->entries[*slot - 1].name, name) == 0)
+    return hash;
+}
+
+/* Where the name stands or would stand; NULL: where nothing stands yet. n_slots is a power of two
+ * with room left. */
+static hr_ledger_slot *slot_of(const hr_ledger *ledger, uint32_t hash, const char *name) {
+    for (size_t i = hash & (ledger->n_slots - 1);; i = (i + 1) & (ledger->n_slots - 1)) {
+        hr_ledger_slot *slot = &ledger->slots[i];
+        if (slot->entry == 0 || (name != NULL && slot->hash == hash &&
+                                 strcmp(ledger->entries[slot->entry - 1].name, name) == 0))
             return slot;
     }
 }
@@ -29,22 +62,24 @@ static uint32_t *slot_of(const hr_ledger *ledger, const char *name) {
 static bool grow(hr_ledger *ledger) {
     if (ledger->n < ledger->cap)
         return true;
-    size_t cap = ledger->cap > 0 ? 2 * ledger->cap : 256;
+    size_t cap = ledger->cap > 0 ? 2 * ledger->cap : 256, n_before = ledger->n_slots;
     if (cap >= UINT32_MAX / 2)
         return false;
     hr_ledger_entry *entries = realloc(ledger->entries, cap * sizeof *entries);
     if (entries == NULL)
         return false;
     ledger->entries = entries;
-    uint32_t *slots = calloc(2 * cap, sizeof *slots);
+    hr_ledger_slot *slots = calloc(2 * cap, sizeof *slots), *before = ledger->slots;
     if (slots == NULL)
         return false;
-    free(ledger->slots);
     ledger->slots = slots;
     ledger->n_slots = 2 * cap;
     ledger->cap = cap;
-    for (size_t i = 0; i < ledger->n; i++)
-        *slot_of(ledger, entries[i].name) = (uint32_t)i + 1;
+    for (size_t i = 0; i < n_before; i++) {
+        if (before[i].entry != 0)
+            *slot_of(ledger, before[i].hash, NULL) = before[i];
+    }
+    free(before);
     return true;
 }
 
@@ -77,17 +112,18 @@ static hr_status compare_replica(const hr_ledger_entry *entry, uint32_t rank,
 
 hr_status hr_ledger_add(hr_ledger *ledger, uint32_t rank, const char *name, const hr_tensor *tensor,
                         const uint8_t *xxh3, size_t *index, bool *fresh, hr_error *err) {
-    char *copy = NULL;
     if (!grow(ledger))
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the names of a push");
-    uint32_t *slot = slot_of(ledger, name);
-    if (*slot != 0) {
-        HR_TRY(compare_replica(&ledger->entries[*slot - 1], rank, tensor, xxh3, err));
-        *index = *slot - 1;
+    size_t len = strlen(name);
+    uint32_t hash = hash_name(name, len);
+    hr_ledger_slot *slot = slot_of(ledger, hash, name);
+    if (slot->entry != 0) {
+        HR_TRY(compare_replica(&ledger->entries[slot->entry - 1], rank, tensor, xxh3, err));
+        *index = slot->entry - 1;
         *fresh = false;
         return HR_OK;
     }
-    copy = strdup(name);
+    const char *copy = copy_name(ledger, name, len);
     if (copy == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the names of a push");
     hr_ledger_entry *entry = &ledger->entries[ledger->n];
@@ -100,16 +136,16 @@ hr_status hr_ledger_add(hr_ledger *ledger, uint32_t rank, const char *name, cons
     if (xxh3 != NULL)
         memcpy(entry->xxh3, xxh3, HR_XXH3_SIZE);
     *index = ledger->n++;
-    *slot = (uint32_t)ledger->n;
+    *slot = (hr_ledger_slot){(uint32_t)ledger->n, hash};
     *fresh = true;
     ledger->bytes += tensor->bytes;
     return HR_OK;
 }
 
-hr_ledger_entry *hr_ledger_find(const hr_ledger *ledger, const char *name) {
-    uint32_t slot = *slot_of(ledger, name);
-    HR_ASSERT(slot != 0);
-    return &ledger->entries[slot - 1];
+size_t hr_ledger_find(const hr_ledger *ledger, const char *name) {
+    uint32_t entry = slot_of(ledger, hash_name(name, strlen(name)), name)->entry;
+    HR_ASSERT(entry != 0);
+    return entry - 1;
 }
 
 static int compare_names(const void *a, const void *b) {

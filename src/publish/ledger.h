@@ -9,7 +9,7 @@
 #include <headrace/tensor.h>
 
 typedef struct hr_ledger_entry {
-    char *name; /* as on the wire; stays where it is */
+    const char *name; /* as on the wire; stays where it is */
     hr_dtype dtype;
     uint32_t ndim;
     uint64_t shape[HR_TENSOR_MAX_DIMS];
@@ -19,11 +19,20 @@ typedef struct hr_ledger_entry {
     char sha256[HR_SHA256_HEX];
 } hr_ledger_entry;
 
+/* Of the hash table. */
+typedef struct hr_ledger_slot {
+    uint32_t entry; /* its index + 1; 0: free */
+    uint32_t hash;  /* of its name */
+} hr_ledger_slot;
+
+typedef struct hr_ledger_names hr_ledger_names; /* a block of them */
+
 typedef struct hr_ledger {
     hr_ledger_entry *entries; /* in the order they came; grows, so keep indices */
     size_t n, cap;
-    uint32_t *slots; /* hash table of index + 1 */
+    hr_ledger_slot *slots;
     size_t n_slots;
+    hr_ledger_names *names; /* the block being filled, and those before */
     uint64_t bytes;
 } hr_ledger;
 
@@ -36,8 +45,8 @@ void hr_ledger_free(hr_ledger *ledger); /* back to zero */
 hr_status hr_ledger_add(hr_ledger *ledger, uint32_t rank, const char *name, const hr_tensor *tensor,
                         const uint8_t *xxh3, size_t *index, bool *fresh, hr_error *err);
 
-/* The entry of a name that was added; valid until the next addition. */
-hr_ledger_entry *hr_ledger_find(const hr_ledger *ledger, const char *name);
+/* The entry of a name that was added, as an index. */
+size_t hr_ledger_find(const hr_ledger *ledger, const char *name);
 
 /* Entries as a manifest, sorted by name; names are the ledger's. The caller frees it. */
 hr_status hr_ledger_manifest(const hr_ledger *ledger, hr_manifest_digest **out, hr_error *err);

@@ -12,7 +12,8 @@
 /* A bucket on its way: its units, which live as long, and the tensors it sends. */
 typedef struct hr_push_outgoing {
     hr_push_bucket bucket;
-    hr_tensor *list;
+    hr_tensor *list;     /* what is sent, under wire names */
+    size_t *entries;     /* in the ledger, by place in list */
     hr_wire_bucket wire; /* n = 0: nothing to send */
     bool packed;
 } hr_push_outgoing;
@@ -37,7 +38,8 @@ typedef struct hr_push_run {
     hr_ledger ledger;
     hr_gather gathered; /* on rank 0 of a group, where adapters go whole */
     hr_manifest_digest *manifest;
-    bool *seen; /* by adapter of the push: got a tensor, from any rank */
+    size_t last_adapter; /* of the push, whose tensor came last */
+    bool *seen;          /* by adapter of the push: got a tensor, from any rank */
     bool base_seen;
     bool *sent_whole;           /* by adapter: its one bucket has left (whole_adapters) */
     size_t all_done, all_empty; /* ranks of the last round that have no more, and sent nothing */

@@ -27,13 +27,17 @@ static size_t adapter_index(const hr_push_run *run, const char *name) {
 }
 
 /* The adapter before the colon of a wire name; NULL for base, and where this push declares none. */
-static const hr_push_adapter *adapter_of(const hr_push_run *run, const char *wire_name) {
+static const hr_push_adapter *adapter_of(hr_push_run *run, const char *wire_name) {
     const char *colon = strchr(wire_name, ':');
-    for (size_t i = 0; colon != NULL && i < run->push->n_adapters; i++) {
-        const char *name = run->push->adapters[i].name;
-        if (strlen(name) == (size_t)(colon - wire_name) &&
-            memcmp(name, wire_name, (size_t)(colon - wire_name)) == 0)
-            return &run->push->adapters[i];
+    size_t n = run->push->n_adapters;
+    for (size_t i = 0; colon != NULL && i < n; i++) {
+        size_t at = (run->last_adapter + i) % n; /* tensors of one adapter come together */
+        const char *name = run->push->adapters[at].name;
+        if (strncmp(name, wire_name, (size_t)(colon - wire_name)) == 0 &&
+            name[colon - wire_name] == '\0') {
+            run->last_adapter = at;
+            return &run->push->adapters[at];
+        }
     }
     return NULL;
 }
@@ -48,7 +52,7 @@ static bool same_part(const hr_push_run *run, const hr_unit *unit) {
 
 /* Bytes that a bucket may have. */
 static uint64_t bucket_room(const hr_push_run *run) {
-    uint64_t room = run->p->options.bucket_bytes - 1; /* a bucket stays below the limit */
+    uint64_t room = run->p->options.bucket_bytes - 1;       /* a bucket stays below the limit */
     if (!hr_push_alone(run) || run->traits->whole_adapters) /* where others wait for each bucket */
         return room;
     uint64_t share = run->facts.sent_bytes / SMALL_SHARE;
@@ -251,23 +255,25 @@ static hr_status exchange_buckets(hr_push_run *run, bool *last, hr_error *err) {
 static hr_wire_bucket *look_ahead(void *run);
 
 /* The tensors this rank sends, under their wire names. */
-static size_t list_wire(const hr_push_run *run, hr_tensor *list) {
+static size_t list_wire(const hr_push_run *run, hr_tensor *list, size_t *entries) {
     size_t n = 0;
     for (size_t i = 0; i < run->bucket.n; i++) {
         const hr_packed_tensor *t = &run->bucket.tensors[i];
         if (!t->send)
             continue;
         list[n] = t->tensor;
+        entries[n] = t->entry;
         list[n++].name = run->ledger.entries[t->entry].name;
     }
     return n;
 }
 
 /* Digests of what left; a rank of a group knew them before, and they must be the same. */
-static hr_status keep_digests(hr_push_run *run, const hr_wire_bucket *wire, hr_error *err) {
+static hr_status keep_digests(hr_push_run *run, const hr_wire_bucket *wire, const hr_tensor *list,
+                              const size_t *entries, hr_error *err) {
     for (size_t i = 0; i < wire->n; i++) {
         const hr_wire_tensor *t = &wire->tensors[i];
-        hr_ledger_entry *e = hr_ledger_find(&run->ledger, t->tensor->name);
+        hr_ledger_entry *e = &run->ledger.entries[entries[t->tensor - list]];
         if (!hr_push_alone(run) && memcmp(e->xxh3, t->xxh3, HR_XXH3_SIZE) != 0)
             return hr_fail(err, HR_ERR_DIGEST,
                            "tensor %.300s changed while it was pushed: keep it unchanged until its "
@@ -280,7 +286,9 @@ static hr_status keep_digests(hr_push_run *run, const hr_wire_bucket *wire, hr_e
     return HR_OK;
 }
 
-static hr_status send_wire(hr_push_run *run, hr_wire_bucket *wire, hr_error *err) {
+/* wire was opened on list; entries: in the ledger, by place in list. */
+static hr_status send_wire(hr_push_run *run, hr_wire_bucket *wire, const hr_tensor *list,
+                           const size_t *entries, hr_error *err) {
     hr_stage_request request = hr_push_request(run, HR_STAGE_BUCKET);
     request.bucket = wire;
     request.stream = run->stream;
@@ -304,22 +312,30 @@ static hr_status send_wire(hr_push_run *run, hr_wire_bucket *wire, hr_error *err
     run->facts.sent_tensors += wire->n;
     run->facts.buckets++;
     run->index++;
-    return keep_digests(run, wire, err);
+    return keep_digests(run, wire, list, entries, err);
 }
 
 static hr_status send_list(hr_push_run *run, const hr_tensor *list, size_t n, hr_error *err) {
     hr_wire_bucket wire = {0};
     if (n == 0)
         return HR_OK;
-    HR_TRY(hr_wire_bucket_open(list, n, &wire, err));
-    hr_status status = send_wire(run, &wire, err);
+    size_t *entries = calloc(n, sizeof *entries);
+    if (entries == NULL)
+        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a bucket of %zu tensors", n);
+    for (size_t i = 0; i < n; i++)
+        entries[i] = hr_ledger_find(&run->ledger, list[i].name);
+    hr_status status = hr_wire_bucket_open(list, n, &wire, err);
+    if (status == HR_OK)
+        status = send_wire(run, &wire, list, entries, err);
     hr_wire_bucket_close(&wire);
+    free(entries);
     return status;
 }
 
 void hr_push_outgoing_free(hr_push_outgoing *out) {
     hr_wire_bucket_close(&out->wire);
     free(out->list);
+    free(out->entries);
     hr_push_bucket_clear(&out->bucket);
     hr_push_bucket_free(&out->bucket);
     *out = (hr_push_outgoing){0};
@@ -328,10 +344,11 @@ void hr_push_outgoing_free(hr_push_outgoing *out) {
 /* What was filled becomes a bucket to send; the next one can be filled then. */
 static hr_status pack(hr_push_run *run, hr_push_outgoing *out, hr_error *err) {
     out->list = calloc(run->bucket.n + 1, sizeof *out->list);
-    if (out->list == NULL)
+    out->entries = calloc(run->bucket.n + 1, sizeof *out->entries);
+    if (out->list == NULL || out->entries == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a bucket of %zu tensors",
                        run->bucket.n);
-    size_t n = list_wire(run, out->list);
+    size_t n = list_wire(run, out->list, out->entries);
     if (n > 0)
         HR_TRY(hr_wire_bucket_open(out->list, n, &out->wire, err));
     out->bucket = run->bucket;
@@ -400,7 +417,7 @@ hr_status hr_push_stream(hr_push_run *run, hr_error *err) {
         hr_status status = next_bucket(run, &last, err);
         hr_push_outgoing *out = &run->ways[run->leaving];
         if (status == HR_OK && !last && out->wire.n > 0)
-            hr_push_note(run, send_wire(run, &out->wire, &local), &local);
+            hr_push_note(run, send_wire(run, &out->wire, out->list, out->entries, &local), &local);
         hr_push_outgoing_free(out);
         if (status != HR_OK || last)
             return status;
