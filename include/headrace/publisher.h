@@ -166,7 +166,8 @@ typedef struct hr_push_receipt {
     const char *transport;      /* what was used */
     const char *weight_version; /* "" when unchanged */
     bool skipped;               /* all ranks were unchanged: nothing was sent */
-    bool commit_begun;    /* engines may serve the new weights, even when the push has failed */
+    bool commit_begun;    /* engines may serve the new weights, even when the push has failed; on
+                             other ranks than 0: rank 0 may have begun it */
     bool atomic;          /* all engines prepared before the first committed; false for transports
                              without it */
     uint32_t rank, ranks; /* of the group; 0 of 1 without one */

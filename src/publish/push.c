@@ -64,9 +64,50 @@ void hr_push_append(hr_error *err, const char *text) {
 
 /* ---- the sequence ---- */
 
-hr_status hr_push_agree(hr_push_run *run, hr_error *err) {
+static hr_status agree(hr_push_run *run, bool *lost, hr_error *err) {
     hr_buf nothing = {0};
-    return hr_round(run->group, &run->failure, &nothing, NULL, NULL, err);
+    return hr_round(run->group, &run->failure, &nothing, NULL, NULL, lost, err);
+}
+
+hr_status hr_push_agree(hr_push_run *run, hr_error *err) {
+    return agree(run, NULL, err);
+}
+
+/* Rank 0 may have heard all others in a round that this rank has lost, and commit. */
+static hr_status say_may_be_committed(hr_error *err) {
+    hr_push_append(err,
+                   "engines may have committed and serve the new weights: before anything else "
+                   "is pushed, ask one for its weight_version, or rank 0 for its report");
+    return err->status;
+}
+
+/* All are prepared, and rank 0 commits next. */
+static hr_status agree_to_commit(hr_push_run *run, hr_error *err) {
+    bool lost = false;
+    hr_status status = agree(run, &lost, err);
+    if (hr_push_leads(run))
+        return status;
+    run->facts.commit_begun = status == HR_OK || lost;
+    return lost ? say_may_be_committed(err) : status;
+}
+
+/* The round after commit: what a rank that loses it says of the engines is all its trainer hears.
+ */
+static hr_status agree_on_commit(hr_push_run *run, hr_error *err) {
+    bool lost = false;
+    hr_status status = agree(run, &lost, err);
+    if (!lost)
+        return status;
+    if (!hr_push_leads(run))
+        return say_may_be_committed(err);
+    if (run->failure.status == HR_OK) {
+        hr_push_append(err, "all engines have committed before that and serve the new weights");
+        return status;
+    }
+    hr_error group = *err;
+    *err = run->failure; /* of commit, which says who has committed */
+    hr_push_append(err, group.message);
+    return err->status;
 }
 
 static hr_status sum_up(hr_push_run *run, hr_error *err) {
@@ -87,10 +128,10 @@ static hr_status run_session(hr_push_run *run, hr_error *err) {
     hr_push_note(run, sum_up(run, &local), &local);
     if (hr_push_leads(run) && run->failure.status == HR_OK)
         hr_push_note(run, hr_push_prepare(run, &local), &local);
-    HR_TRY(hr_push_agree(run, err));
+    HR_TRY(agree_to_commit(run, err));
     if (hr_push_leads(run))
         hr_push_note(run, hr_push_commit(run, &local), &local);
-    return hr_push_agree(run, err);
+    return agree_on_commit(run, err);
 }
 
 static hr_status run_push(hr_push_run *run, hr_error *err) {

@@ -166,7 +166,7 @@ hr_status hr_push_declare(hr_push_run *run, bool *skip, hr_error *err) {
     declaration d = {.run = run};
     hr_buf mine = {0};
     put_declaration(run, &mine);
-    hr_status status = hr_round(run->group, &run->failure, &mine, read_declaration, &d, err);
+    hr_status status = hr_round(run->group, &run->failure, &mine, read_declaration, &d, NULL, err);
     *skip = d.unchanged == run->facts.ranks;
     hr_buf_free(&mine);
     free(d.adapters);

@@ -244,7 +244,7 @@ static hr_status exchange_buckets(hr_push_run *run, bool *last, hr_error *err) {
     }
     if (run->failure.status == HR_OK)
         put_bucket(run, &mine);
-    hr_status status = hr_round(run->group, &run->failure, &mine, read_bucket, run, err);
+    hr_status status = hr_round(run->group, &run->failure, &mine, read_bucket, run, NULL, err);
     hr_buf_free(&mine);
     *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;
     return status;

@@ -52,6 +52,7 @@ const char *hr_round_get_text(hr_round_reader *reader) {
 typedef struct round_state {
     uint32_t size, heard; /* ranks, in order */
     hr_error first;       /* of the lowest rank that failed; HR_OK: none */
+    bool told;            /* by that rank itself, so that all know it */
     hr_status status;     /* of reading */
     hr_error err;
     hr_status (*read)(void *ctx, uint32_t rank, hr_round_reader *reader, hr_error *err);
@@ -63,6 +64,7 @@ static void read_failure(round_state *r, uint32_t rank, hr_round_reader *reader)
     const char *message = hr_round_get_text(reader);
     if (r->first.status != HR_OK)
         return;
+    r->told = !reader->bad && status != HR_OK;
     if (reader->bad)
         hr_fail(&r->first, HR_ERR_PEER, "rank %u sent a round that cannot be read", rank);
     else if (status != HR_OK && r->size > 1)
@@ -88,7 +90,7 @@ static void hear(void *ctx, uint32_t rank, const void *bytes, size_t n) {
 hr_status hr_round(const hr_group *group, const hr_error *failure, const hr_buf *mine,
                    hr_status (*read)(void *ctx, uint32_t rank, hr_round_reader *reader,
                                      hr_error *err),
-                   void *ctx, hr_error *err) {
+                   void *ctx, bool *lost, hr_error *err) {
     round_state r = {.size = group != NULL ? group->size : 1, .read = read, .ctx = ctx};
     hr_buf message = {0};
     hr_status status = HR_OK;
@@ -103,11 +105,15 @@ hr_status hr_round(const hr_group *group, const hr_error *failure, const hr_buf 
     else
         status = group->allgather(group->self, message.data, cut ? 0 : message.len, hear, &r, err);
     hr_buf_free(&message);
+    if (lost != NULL)
+        *lost = status != HR_OK;
     if (status != HR_OK)
         return hr_fail_context(err, status, "the trainer's group");
     if (r.first.status == HR_OK && r.status == HR_OK && r.heard != r.size)
         r.status = hr_fail(&r.err, HR_ERR_PEER, "the group's allgather gave %u of %u ranks",
                            r.heard, r.size);
+    if (lost != NULL)
+        *lost = !r.told && (r.first.status != HR_OK || r.status != HR_OK);
     const hr_error *cause = r.first.status != HR_OK ? &r.first : &r.err;
     return r.first.status != HR_OK || r.status != HR_OK
                ? hr_fail(err, cause->status, "%s", cause->message)

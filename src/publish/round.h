@@ -28,11 +28,11 @@ const void *hr_round_get_bytes(hr_round_reader *reader, size_t n);
 /* One round. mine holds this rank's message, which failure (HR_OK: none) goes with. When no rank
  * failed, read is called once for each rank in order; it returns a failure that every rank finds in
  * the same way. Else the failure of the lowest rank is the result, on all ranks, with its rank
- * named; a collective that fails is the failure of this rank alone. group NULL: this rank is all.
- */
+ * named; a collective that fails is the failure of this rank alone, and *lost (NULL: not asked) is
+ * true: what the other ranks know then is not known. group NULL: this rank is all. */
 hr_status hr_round(const hr_group *group, const hr_error *failure, const hr_buf *mine,
                    hr_status (*read)(void *ctx, uint32_t rank, hr_round_reader *reader,
                                      hr_error *err),
-                   void *ctx, hr_error *err);
+                   void *ctx, bool *lost, hr_error *err);
 
 #endif

@@ -41,6 +41,7 @@ static hr_status allgather(void *self, const void *mine, size_t n,
                            void *ctx, hr_error *err) {
     fake_rank *r = self;
     fake_group *g = r->group;
+    bool loses = r->rounds == r->lose_at;
     if (r->rounds++ >= r->leave_at)
         return gone(err);
     pthread_mutex_lock(&g->lock);
@@ -52,7 +53,7 @@ static hr_status allgather(void *self, const void *mine, size_t n,
     pthread_mutex_unlock(&g->lock);
     if (!whole)
         return gone(err);
-    for (uint32_t i = 0; i < GROUP_RANKS; i++)
+    for (uint32_t i = 0; i < GROUP_RANKS && !loses; i++)
         each(ctx, i, g->bytes[i], g->sizes[i]);
     /* Nobody goes on while another still reads what it gave. */
     pthread_mutex_lock(&g->lock);
@@ -63,7 +64,7 @@ static hr_status allgather(void *self, const void *mine, size_t n,
     }
     whole = wait_for(g, &g->left, round);
     pthread_mutex_unlock(&g->lock);
-    return whole ? HR_OK : gone(err);
+    return whole && !loses ? HR_OK : gone(err);
 }
 
 hr_group fake_group_of(fake_rank *rank) {

@@ -21,6 +21,7 @@ typedef struct fake_rank {
     uint32_t rank;
     unsigned rounds;   /* made */
     unsigned leave_at; /* at this round, counted from 0, the rank is gone; UINT32_MAX: never */
+    unsigned lose_at;  /* in this round it is heard but hears nobody */
 } fake_rank;
 
 void fake_group_init(fake_group *group);

@@ -41,7 +41,8 @@ static void stand_open(stand *s, uint64_t bucket_bytes) {
     fake_fleet_open(&s->fleet, 2);
     for (uint32_t r = 0; r < GROUP_RANKS; r++) {
         rank *k = &s->ranks[r];
-        k->member = (fake_rank){.group = &s->group, .rank = r, .leave_at = UINT32_MAX};
+        k->member = (fake_rank){
+            .group = &s->group, .rank = r, .leave_at = UINT32_MAX, .lose_at = UINT32_MAX};
         k->group = fake_group_of(&k->member);
         fleet_link_init(&k->link, &s->fleet, 0, FAULT_NONE);
         hr_transport transport = fleet_link_transport(&k->link);
@@ -70,7 +71,7 @@ static void prepare(stand *s, uint64_t generation) {
     for (uint32_t r = 0; r < GROUP_RANKS; r++) {
         rank *k = &s->ranks[r];
         k->member.rounds = 0;
-        k->member.leave_at = UINT32_MAX;
+        k->member.leave_at = k->member.lose_at = UINT32_MAX;
         k->receipt = NULL;
         k->source = (fake_source){.generation = generation,
                                   .rank = r,
@@ -329,6 +330,85 @@ static void a_rank_that_is_gone_ends_the_others(void **state) {
     }
 }
 
+/* The message and the report of a rank that ended after engines may have committed. */
+static void expect_told(const rank *k, const char *text) {
+    assert_int_equal(k->status, HR_ERR_PEER);
+    if (strstr(k->err.message, text) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", k->err.message, text);
+    assert_non_null(strstr(hr_publisher_report(k->publisher), "\"commit_begun\":true"));
+}
+
+static void expect_served(const stand *s, uint64_t generation) {
+    for (size_t i = 0; i < s->fleet.n; i++)
+        assert_true(fake_engine_serves(&s->fleet.engines[i], generation));
+}
+
+static const char all_have[] = "all engines have committed before that and serve the new weights",
+                  may_have[] = "engines may have committed and serve the new weights";
+
+static void a_rank_that_is_gone_after_commit_leaves_no_doubt_of_it(void **state) {
+    (void)state;
+    for (uint32_t r = 0; r < GROUP_RANKS; r++) {
+        stand s;
+        stand_open(&s, 1 << 20);
+        push_all(&s, 1);
+        unsigned rounds = s.ranks[0].member.rounds;
+        prepare(&s, 2);
+        s.ranks[r].member.leave_at = rounds - 1;
+        run(&s);
+        expect_served(&s, 2);
+        for (uint32_t k = 0; k < GROUP_RANKS; k++)
+            expect_told(&s.ranks[k], k == 0 ? all_have : may_have);
+        assert_non_null(strstr(hr_publisher_report(s.ranks[0].publisher), "\"published\":\"all\""));
+        push_all(&s, 3);
+        stand_close(&s);
+    }
+}
+
+/* Rank 0 has heard that all are prepared, whoever else has not; or it has not, and rolls back. */
+static void a_round_before_commit_that_one_rank_loses(void **state) {
+    (void)state;
+    for (uint32_t r = 0; r < GROUP_RANKS; r++) {
+        stand s;
+        stand_open(&s, 1 << 20);
+        push_all(&s, 1);
+        unsigned rounds = s.ranks[0].member.rounds;
+        prepare(&s, 2);
+        s.ranks[r].member.lose_at = rounds - 2;
+        run(&s);
+        expect_served(&s, r == 0 ? 1 : 2);
+        for (uint32_t k = 1; k < GROUP_RANKS; k++)
+            expect_told(&s.ranks[k], may_have);
+        if (r > 0)
+            expect_told(&s.ranks[0], all_have);
+        else
+            assert_null(strstr(s.ranks[0].err.message, "committed"));
+        push_all(&s, 3);
+        stand_close(&s);
+    }
+}
+
+static void another_instance(hr_engine_receipt *receipt) {
+    strcpy(receipt->instance, "another");
+}
+
+static void a_commit_that_fails_is_told_before_the_rank_that_is_gone(void **state) {
+    (void)state;
+    stand s;
+    stand_open(&s, 1 << 20);
+    push_all(&s, 1);
+    unsigned rounds = s.ranks[0].member.rounds;
+    prepare(&s, 2);
+    s.ranks[0].link.twist = another_instance;
+    s.ranks[3].member.leave_at = rounds - 1;
+    run(&s);
+    assert_int_equal(s.ranks[0].status, HR_ERR_SESSION);
+    assert_non_null(strstr(s.ranks[0].err.message, "instance \"another\""));
+    assert_non_null(strstr(s.ranks[0].err.message, "the trainer's group"));
+    expect_told(&s.ranks[1], may_have);
+    stand_close(&s);
+}
+
 /* ---- what must be the same on all ranks ---- */
 
 typedef void (*change)(rank *k);
@@ -402,6 +482,9 @@ int main(void) {
         cmocka_unit_test(each_adapter_is_registered_in_a_round_of_its_own),
         cmocka_unit_test(a_source_that_fails_on_any_rank_fails_all),
         cmocka_unit_test(a_rank_that_is_gone_ends_the_others),
+        cmocka_unit_test(a_rank_that_is_gone_after_commit_leaves_no_doubt_of_it),
+        cmocka_unit_test(a_round_before_commit_that_one_rank_loses),
+        cmocka_unit_test(a_commit_that_fails_is_told_before_the_rank_that_is_gone),
         cmocka_unit_test(different_lists_are_refused_before_any_call),
         cmocka_unit_test(the_decision_to_skip_is_taken_together),
     };
