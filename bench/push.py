@@ -22,7 +22,6 @@ import pickle
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -122,27 +121,15 @@ def python_rows(report, tensors, pushes, native_p50):
 # ---- what running requests feel ----
 
 class Stream:
-    """A request that generates all the time; `stamps` are the times at which its tokens came."""
+    """A request that generates all the time, for another process; `stamps` are the times at which its tokens came."""
 
     def __init__(self, engine):
-        self.connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
-        self.stamps, self.stop = [], False
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
+        self.client = subprocess.Popen([sys.executable, str(ROOT / "bench/stream_stamps.py"), str(engine.port)],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def _run(self):
-        body = json.dumps({"input_ids": [7, 9], "stream": True, "sampling_params": {
-            "max_new_tokens": 2000, "temperature": 0.0, "ignore_eos": True}}).encode()
-        while not self.stop:
-            self.connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
-            reply = self.connection.getresponse()
-            self.stamps.append(None)
-            while line := reply.readline():
-                if line.startswith(b"data: {"):
-                    self.stamps.append(time.perf_counter())
-                if self.stop:
-                    self.connection.close()
-                    return
+    def stop(self):
+        lines, _ = self.client.communicate(timeout=60)
+        self.stamps = [float(line) if line else None for line in lines.splitlines()]
 
     def gaps(self, windows):
         """The longest gap that overlaps each window, in ms."""
@@ -162,7 +149,7 @@ def pause_rows(report, headrace, model, tensors, pushes, flags):
 def pause_row(report, engine, publisher, tensors, pushes, threads):
     config, publishing = adapter_config(RANK), []
     stream = Stream(engine)
-    time.sleep(1)
+    time.sleep(1.5)
     windows, quiet = [], []
     for i in range(pushes):
         started = time.perf_counter()
@@ -173,8 +160,7 @@ def pause_row(report, engine, publisher, tensors, pushes, threads):
         windows.append((started, ended))
         quiet.append((ended, time.perf_counter()))
         time.sleep(0.01)
-    stream.stop = True
-    stream.thread.join()
+    stream.stop()
     beside, alone = stream.gaps(windows), stream.gaps(quiet)
     pause = statistics.median(beside) - statistics.median(alone)
     report.add("publishing in the engine, with the wait for the step under way",
@@ -255,7 +241,7 @@ def main() -> int:
             if "sglang" in rows:
                 run("SGLang's JSON route", few, f"<= {SGLANG_MS} ms", SGLANG_MS, transport="sglang")
         if "pause" in rows:
-            pause_rows(report, headrace, model, tensors, few, flags)
+            pause_rows(report, headrace, model, tensors, 2 * few, flags)
         if "python" in rows:
             python_rows(report, tensors, 10, p50)
     if "many" in rows:
