@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define RECEIVE_SECONDS 30u /* without a byte while a body is coming */
 
@@ -26,6 +27,44 @@ static unsigned authorize(const hr_http *http, hr_method method, const hr_exchan
         strncmp(x->path, "/metrics", 8) == 0)
         level = HR_AUTH_OPEN;
     return hr_auth_check(&http->options.keys, level, authorization);
+}
+
+/* What says where the body ends. */
+typedef struct framing {
+    unsigned lengths, encodings;
+    bool unknown; /* an encoding that is not chunked */
+} framing;
+
+static enum MHD_Result count_framing(void *cls, enum MHD_ValueKind kind, const char *key,
+                                     const char *value) {
+    (void)kind;
+    framing *f = cls;
+    f->lengths += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
+    if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        f->encodings++;
+        f->unknown |= value == NULL || strcasecmp(value, "chunked") != 0;
+    }
+    return MHD_YES;
+}
+
+/* The library believes the first of several headers, a proxy before it perhaps another: one
+ * client's body would be read as another's request. NULL: its end is clear. */
+static const char *unclear_framing(struct MHD_Connection *connection) {
+    framing f = {0};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_framing, &f);
+    if (f.lengths + f.encodings > 1)
+        return "the request has more than one Content-Length or Transfer-Encoding: wanted one, so "
+               "that it is clear where the body ends";
+    if (f.unknown)
+        return "Transfer-Encoding: wanted chunked, and nothing else";
+    return NULL;
+}
+
+/* Before anything of its body has come. */
+static enum MHD_Result refuse_early(hr_exchange *x, unsigned status, const char *message) {
+    mark_dispatched(x);
+    hr_reply_error(x, status, message);
+    return hr_exchange_send(x);
 }
 
 static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, const char *path,
@@ -60,14 +99,17 @@ static enum MHD_Result begin(hr_http *http, struct MHD_Connection *connection, c
      */
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, RECEIVE_SECONDS);
 
+    const char *unclear = unclear_framing(connection);
+    if (unclear != NULL) {
+        hr_exchange_header(x, "Connection", "close");
+        return refuse_early(x, 400, unclear);
+    }
     hr_exchange_announce_body(x);
     /* A client that asks first is told before it sends anything. */
     if (x->body_status == 0 ||
         MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect") == NULL)
         return MHD_YES;
-    mark_dispatched(x);
-    hr_reply_error(x, x->body_status, x->body_error.message);
-    return hr_exchange_send(x);
+    return refuse_early(x, x->body_status, x->body_error.message);
 }
 
 /* What clients of SGLang look for. */

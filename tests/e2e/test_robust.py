@@ -117,6 +117,27 @@ def test_bytes_that_are_no_request(good, data):
             pass  # cut off already
 
 
+@pytest.mark.parametrize("framing", [
+    b"Content-Length: 2\r\nContent-Length: 44", b"Content-Length: 44\r\ncontent-length: 2", b"Content-Length: 2\r\nContent-Length: 2",
+    b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 2",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", b"Transfer-Encoding: gzip, chunked",
+    b"Content-Length: 2, 44", b"Content-Length: -2", b"Content-Length: 0x2"])
+def test_a_body_whose_end_is_unclear(good, framing):
+    """What one reader takes for a body and another for the next request is refused, and nothing more is read."""
+    body = b"{}GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    if framing.lower().find(b"chunked") >= 0:
+        body = b"2\r\n{}\r\n0\r\n\r\n" + body[2:]
+    with connect(good) as sock:
+        sock.sendall(b"POST /flush_cache HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s" % (framing, body))
+        data = b""
+        try:
+            while piece := sock.recv(65536):
+                data += piece
+        except ConnectionResetError:
+            pass  # closed with bytes of ours unread
+    assert data.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" not in data
+
+
 def test_a_body_over_the_limit(good):
     reply = requests.post(good.url + "/generate", data=b" " * ((32 << 20) + 1), timeout=60)
     assert reply.status_code == 413 and "limit" in reply.json()["error"]["message"]
