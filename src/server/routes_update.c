@@ -40,6 +40,21 @@ static hr_status check_staged(const hr_update_call *c, const hr_update_options *
                    what);
 }
 
+/* What a session has no place for in the middle: it would guard nothing. */
+static hr_status check_in_session(const hr_update_call *c, const hr_update_options *o,
+                                  hr_error *err) {
+    const char *what = o->complete_base                                          ? "complete_base"
+                       : o->audit                                                ? "audit"
+                       : hr_json_get_present(c->args, "timeout_seconds") != NULL ? "timeout_seconds"
+                                                                                 : NULL;
+    if (what == NULL)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_SESSION,
+                   "%s beside a bucket of a session: send complete_base with its end, audit and "
+                   "timeout_seconds with its begin and its end",
+                   what);
+}
+
 static void put_bucket(hr_update_call *c, const hr_update_payload *payload,
                        const hr_update_options *o) {
     hr_json_put_u64(&c->w, "tensors", payload->n);
@@ -91,9 +106,11 @@ static hr_status refuse_bucket(const hr_update_call *c, const hr_update_options 
 
 /* ---- SGLang's pickles ---- */
 
-static hr_status read_tensors(hr_update_call *c, const hr_update_options *o,
+static hr_status read_tensors(hr_update_call *c, const hr_update_options *o, bool in_session,
                               hr_update_payload *payload, hr_error *err) {
     bool flattened = false;
+    if (in_session)
+        HR_TRY(check_in_session(c, o, err));
     HR_TRY(hr_update_load_format_read(c->args, &flattened, err));
     HR_TRY(check_staged(c, o, err));
     return hr_update_payload_decode_list(c->args, "serialized_named_tensors", flattened, payload,
@@ -105,9 +122,9 @@ static hr_status run_tensor(hr_update_call *c, hr_error *err) {
     hr_update_payload payload;
     hr_error cause;
     HR_TRY(hr_update_options_read(c->args, true, &o, err));
-    if (read_tensors(c, &o, &payload, &cause) != HR_OK)
-        return refuse_bucket(c, &o, &cause, err);
     bool in_session = o.session_id != NULL || session_is_open(c);
+    if (read_tensors(c, &o, in_session, &payload, &cause) != HR_OK)
+        return refuse_bucket(c, &o, &cause, err);
     HR_TRY(give(c, &payload, &o, NULL, NULL, NULL, in_session, err));
     say_success(c, "Success", in_session ? NULL : o.weight_version);
     return HR_OK;
@@ -214,8 +231,16 @@ static hr_status check_upsert(hr_update_call *c, hr_update_registration *r, bool
 static hr_status read_image(hr_update_call *c, hr_update_registration *r,
                             const hr_update_options *o, bool in_session, bool *upsert,
                             hr_update_payload *payload, hr_error *err) {
+    if (in_session)
+        HR_TRY(check_in_session(c, o, err));
     HR_TRY(check_staged(c, o, err));
     HR_TRY(hr_args_bool(c->args, "upsert", upsert, err));
+    if (r->config == NULL && r->registration.pinned)
+        return hr_fail(err, HR_ERR_INVALID,
+                       "pinned: only with the adapter's config (X-Lora-Config), or when it is "
+                       "registered");
+    if (!*upsert && r->registration.name == NULL)
+        return hr_fail(err, HR_ERR_INVALID, "upsert false: of which adapter? Name it by lora_name");
     if (in_session && r->config != NULL)
         return hr_fail(err, HR_ERR_SESSION,
                        "an adapter config beside a bucket of a session: register the adapter "
@@ -255,8 +280,9 @@ static hr_status run_safetensors(hr_update_call *c, hr_error *err) {
     uint32_t vocab = hr_engine_info_of(c->server->options.engine)->vocab_size;
     if (hr_json_get(c->args, "lora_name") != NULL)
         status = hr_update_registration_read(c->args, vocab, false, &r, err);
-    else if (hr_json_get(c->args, "config_dict") != NULL)
-        status = hr_fail(err, HR_ERR_INVALID, "X-Lora-Config: whose config? Name it by lora_name");
+    else if (hr_json_get(c->args, "config_dict") != NULL || hr_json_get(c->args, "pinned") != NULL)
+        status = hr_fail(err, HR_ERR_INVALID,
+                         "X-Lora-Config, pinned: of which adapter? Name it by lora_name");
     if (status == HR_OK)
         status = take_image(c, &r, err);
     hr_update_registration_free(&r);

@@ -220,6 +220,8 @@ hr_status hr_update_options_read(const cJSON *args, bool flush_cache_default,
     HR_TRY(hr_args_string(args, "stream", &out->stream, err));
     HR_TRY(hr_args_string(args, "weight_version", &out->weight_version, err));
     HR_TRY(hr_args_u64(args, "index", 0, UINT64_MAX, &out->index, err));
+    if (out->stream == NULL && hr_json_get_present(args, "index") != NULL)
+        return hr_fail(err, HR_ERR_INVALID, "index: of which stream? Name it by stream");
     HR_TRY(hr_args_seconds(args, "timeout_seconds", &out->timeout_ms, err));
     HR_TRY(hr_args_bool(args, "flush_cache", &out->flush_cache, err));
     HR_TRY(hr_args_bool(args, "abort_all_requests", &out->abort_all_requests, err));

@@ -616,8 +616,9 @@ def test_kv_of_an_old_version_is_never_used_for_a_new_one(engine, adapter):
 # ---- versions and pauses ----
 
 def long_request(engine, pool):
-    """A request that runs to the end of the context, slowed down by others beside it; its meta_info."""
-    body = {"input_ids": [PROMPT] * 48, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 0}}
+    """A request that runs to the end of the context, slowed down by others beside it and their logprobs; its meta_info."""
+    body = {"input_ids": [PROMPT] * 48, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 0},
+            "return_logprob": True, "top_logprobs_num": 20}
     request = pool.submit(lambda: engine.generate(**body)[0]["meta_info"])
     deadline = time.monotonic() + 20
     while engine.get("/server_info").json()["internal_states"][0]["running"] == 0:

@@ -445,6 +445,27 @@ def test_a_client_that_leaves_in_the_middle_of_a_bucket_leaves_no_trace(engine, 
 
 # ---- guards ----
 
+@pytest.mark.parametrize("how", ["image", "pickle"])
+@pytest.mark.parametrize("option", [{"complete_base": True}, {"audit": True}, {"timeout_seconds": 5}])
+def test_what_only_an_end_can_guard_is_refused_beside_a_bucket_of_a_session(engine, base, how, option):
+    """And the bucket has not come: the session cannot end as if it had."""
+    s = begin(engine)
+    if how == "image":
+        message = image(engine, {UP: base[UP]}, 400, **{key: str(value).lower() for key, value in option.items()})["message"]
+    else:
+        message = call(engine, "update_weights_from_tensor", 400, serialized_named_tensors=[forms.plain([(UP, base[UP])])],
+                       **option)["message"]
+    assert next(iter(option)) in message and "session" in message
+    image(engine, {UP: base[UP]}, session_id=s, complete_base="false", audit="false")
+    assert next(iter(option)) in call(engine, "end_weight_update", 400, session_id=s)["message"]
+
+
+@pytest.mark.parametrize("options", [{"pinned": "true"}, {"pinned": "true", "lora_name": "mine"}, {"upsert": "false"}, {"index": 0}])
+def test_an_option_that_would_mean_nothing_is_refused(engine, base, options):
+    name, value = next(iter(options.items()))
+    assert name in image(engine, {UP: base[UP]}, 400, **options)["message"]
+
+
 def test_audit_of_a_session_has_sha256_of_base_tensors(engine, base):
     s = begin(engine, audit=True)
     image(engine, {UP: base[UP]}, session_id=s)
