@@ -20,6 +20,9 @@ extern "C" {
 
 typedef struct hr_engine hr_engine;
 
+#define HR_WHOLE_PROMPTS UINT32_MAX /* for chunked_prefill_size: no prompt is split, up to 65536   \
+                                     */
+
 typedef struct hr_engine_options {
     const char *model_path;  /* Hugging Face model directory */
     const char *dtype;       /* NULL or "auto" (bfloat16), "bfloat16", "float32" */
@@ -28,7 +31,7 @@ typedef struct hr_engine_options {
     uint32_t context_length; /* 0 = the model's */
     uint32_t max_running_requests; /* 0 = 64; at most 4096 */
     uint32_t max_queued_requests;  /* 0 = 8192; over it hr_engine_submit says HR_ERR_BUSY */
-    uint32_t chunked_prefill_size; /* most prompt rows of a step; 0 = 512 */
+    uint32_t chunked_prefill_size; /* most prompt rows of a step, at most 65536; 0 = 512 */
     uint64_t max_total_tokens;     /* KV positions; 0 = from the memory limit */
     double mem_fraction_static;    /* share of available memory for weights + KV; 0 = 0.8 */
     bool enable_lora;              /* false: every lora name and load is refused */

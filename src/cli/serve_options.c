@@ -4,6 +4,7 @@
 #include "format/json.h"
 
 #include <errno.h>
+#include <headrace/engine.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +63,7 @@ static const flag flags[] = {
     {NULL, "--max-queued-requests", NULL, "N", KIND_UINT, AT(max_queued_requests), 0, 1, 1 << 24,
      NULL, "most sequences waiting; more are answered 503 (8192)"},
     {NULL, "--chunked-prefill-size", NULL, "N", KIND_UINT, AT(chunked_prefill_size), 0, 1, 1 << 20,
-     NULL, "most prompt tokens of one step (512)"},
+     NULL, "most prompt tokens of one step (512); -1: prompts are not split"},
     {NULL, "--max-total-tokens", NULL, "N", KIND_UINT, AT(max_total_tokens), 0, 1,
      UINT64_C(1) << 40, NULL, "size of the KV cache in tokens (from the memory limit)"},
     {NULL, "--disable-radix-cache", NULL, NULL, KIND_SWITCH, AT(disable_radix_cache), 0, 0, 0, NULL,
@@ -177,6 +178,10 @@ static bool is_choice(const char *value, const char *choices) {
 }
 
 static hr_status read_uint(const flag *f, const char *value, uint64_t *out, hr_error *err) {
+    if (f->at == AT(chunked_prefill_size) && strcmp(value, "-1") == 0) { /* as SGLang has it */
+        *out = HR_WHOLE_PROMPTS;
+        return HR_OK;
+    }
     errno = 0;
     uint64_t number = strtoull(value, NULL, 10);
     if (value[0] == '\0' || value[strspn(value, "0123456789")] != '\0' || errno != 0)
@@ -365,6 +370,8 @@ hr_status hr_lora_spec_parse(const char *item, hr_lora_spec *out, hr_error *err)
 }
 
 static hr_status read_loras(hr_serve_options *options, hr_error *err) {
+    const char *served =
+        options->served_model_name != NULL ? options->served_model_name : options->model_path;
     options->loras = calloc(options->n_lora_items + 1, sizeof *options->loras);
     if (options->loras == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "out of memory for --lora-paths");
@@ -375,6 +382,11 @@ static hr_status read_loras(hr_serve_options *options, hr_error *err) {
                 return hr_fail(err, HR_ERR_INVALID, "--lora-paths: the name \"%s\" stands twice",
                                options->loras[i].name);
         }
+        if (strcmp(options->loras[i].name, served) == 0)
+            return hr_fail(err, HR_ERR_INVALID,
+                           "--lora-paths: \"%s\" is the name of the base model; give the adapter "
+                           "another, or the model, by --served-model-name",
+                           served);
     }
     return HR_OK;
 }

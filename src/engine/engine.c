@@ -17,6 +17,8 @@
  */
 enum { BUCKET_BYTES = 512 << 20 };
 
+#define MAX_CHUNK (1u << 16) /* rows of a step: buffers are made for so many */
+
 struct hr_engine {
     hr_alloc alloc;
     hr_pool *pool;
@@ -77,13 +79,13 @@ static hr_status resolve_options(hr_engine_options *o, hr_error *err) {
     if (o->max_queued_requests > 1u << 20)
         return hr_fail(err, HR_ERR_INVALID, "--max-queued-requests must be at most %u, got %u",
                        1u << 20, o->max_queued_requests);
-    if (o->chunked_prefill_size > 1u << 16)
+    if (o->chunked_prefill_size > MAX_CHUNK && o->chunked_prefill_size != HR_WHOLE_PROMPTS)
         return hr_fail(err, HR_ERR_INVALID, "--chunked-prefill-size must be at most %u, got %u",
-                       1u << 16, o->chunked_prefill_size);
+                       MAX_CHUNK, o->chunked_prefill_size);
     return HR_OK;
 }
 
-static hr_status load_model(hr_engine *e, const hr_engine_options *o, hr_error *err) {
+static hr_status load_model(hr_engine *e, hr_engine_options *o, hr_error *err) {
     HR_TRY(hr_pool_create(o->threads, &e->pool, err));
     hr_model_options model = {
         .dir = o->model_path,
@@ -95,6 +97,10 @@ static hr_status load_model(hr_engine *e, const hr_engine_options *o, hr_error *
         .progress_ctx = o->progress_ctx,
     };
     HR_TRY(hr_model_load(&model, &e->model, err));
+    if (o->chunked_prefill_size == HR_WHOLE_PROMPTS) {
+        uint32_t longest = hr_model_info_of(e->model)->context_length;
+        o->chunked_prefill_size = longest < MAX_CHUNK ? longest : MAX_CHUNK;
+    }
     return hr_model_workspace_create(e->model, o->threads,
                                      o->chunked_prefill_size + o->max_running_requests,
                                      o->max_running_requests, &e->workspace, err);

@@ -29,6 +29,10 @@ struct hr_server {
 /* Logs a request key nobody knows, the first time it comes. Thread-safe. */
 void hr_app_note_unknown_key(hr_server *server, const char *path, const char *key);
 
+/* Whether an adapter may have this name (NULL: none was given): the base model's would make the
+ * model of a /v1 request mean two. ERR_INVALID. */
+hr_status hr_app_check_adapter_name(const hr_server *server, const char *name, hr_error *err);
+
 /* What the receiver has and does, as an object: state, session_id, counts. */
 void hr_write_update_status(hr_engine *engine, hr_json_writer *w);
 

@@ -4,6 +4,17 @@
 #include "server/reply.h"
 #include "server/update_call.h"
 
+#include <string.h>
+
+hr_status hr_app_check_adapter_name(const hr_server *server, const char *name, hr_error *err) {
+    if (name == NULL || strcmp(name, server->options.served_model_name) != 0)
+        return HR_OK;
+    return hr_fail(err, HR_ERR_INVALID,
+                   "lora_name: '%.256s' is the name of the base model, and requests choose between "
+                   "the two by name; give the adapter another, or start with --served-model-name",
+                   name);
+}
+
 /* {"success", "error_message", "loaded_adapters": {name: path}} */
 static void answer(hr_exchange *exchange, hr_call *c) {
     if (c->status != HR_OK)
@@ -38,6 +49,7 @@ static hr_status read_call(hr_call *c, bool load, hr_error *err) {
     HR_TRY(hr_json_get_string(c->body, "lora_name", &c->name, err));
     if (!load)
         return HR_OK;
+    HR_TRY(hr_app_check_adapter_name(c->server, c->name, err));
     HR_TRY(hr_json_get_string(c->body, "lora_path", &c->path, err));
     return hr_json_opt_bool(c->body, "pinned", &c->pinned, err);
 }

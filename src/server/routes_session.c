@@ -20,6 +20,8 @@ static hr_status run_register(hr_update_call *c, hr_error *err) {
     bool pending = false;
     hr_status status = hr_update_registration_read(c->args, vocab, true, &r, err);
     if (status == HR_OK)
+        status = hr_app_check_adapter_name(c->server, r.registration.name, err);
+    if (status == HR_OK)
         status = hr_receiver_register(receiver_of(c), &r.registration, &pending, err);
     if (status == HR_OK) {
         hr_json_put_bool(&c->w, "pending", pending);

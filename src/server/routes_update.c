@@ -191,6 +191,8 @@ static hr_status run_load_tensors(hr_update_call *c, hr_error *err) {
     HR_TRY(hr_update_options_read(c->args, false, &o, err));
     hr_status status = hr_update_registration_read(c->args, vocab, true, &r, err);
     if (status == HR_OK)
+        status = hr_app_check_adapter_name(c->server, r.registration.name, err);
+    if (status == HR_OK)
         status = load_tensors(c, &r, &o, err);
     hr_update_registration_free(&r);
     return status;
@@ -283,6 +285,8 @@ static hr_status run_safetensors(hr_update_call *c, hr_error *err) {
     else if (hr_json_get(c->args, "config_dict") != NULL || hr_json_get(c->args, "pinned") != NULL)
         status = hr_fail(err, HR_ERR_INVALID,
                          "X-Lora-Config, pinned: of which adapter? Name it by lora_name");
+    if (status == HR_OK)
+        status = hr_app_check_adapter_name(c->server, r.registration.name, err);
     if (status == HR_OK)
         status = take_image(c, &r, err);
     hr_update_registration_free(&r);

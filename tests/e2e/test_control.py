@@ -8,7 +8,10 @@ import threading
 import time
 
 import pytest
+import requests
+from safetensors.torch import load_file, save
 
+from tests.e2e import trainer_forms as forms
 from tests.e2e.observe import state, wait_for
 from tools.engine import Engine
 
@@ -381,6 +384,24 @@ def test_load_and_unload_under_fire(engine, pool, adapter_dirs):
         engine.unload("x")
     over.set()
     assert set().union(*(future.result(20) for future in hammers)) == {200, 400}
+
+
+def test_no_adapter_has_the_name_of_the_base_model(tiny_dir, adapter_dirs):
+    """By whatever route it comes: a request for that model could mean either. Prompts are not split either, at -1."""
+    path = adapter_dirs["seven-r8"]
+    config, tensors = json.loads((path / "adapter_config.json").read_text()), load_file(path / "adapter_model.safetensors")
+    named = {"lora_name": "sea", "config_dict": config}
+    with Engine(tiny_dir, "--served-model-name", "sea", "--chunked-prefill-size", -1, skip_tokenizer=True) as engine:
+        replies = [engine.post("/load_lora_adapter", {"lora_name": "sea", "lora_path": str(path)}),
+                   engine.post("/register_lora_adapter", named),
+                   engine.post("/load_lora_adapter_from_tensors", {**named, "serialized_tensors": forms.plain(tensors)}),
+                   requests.post(engine.url + "/update_weights_from_safetensors?lora_name=sea", data=save(tensors),
+                                 headers={"X-Lora-Config": json.dumps(config)}, timeout=60)]
+        for reply in replies:
+            assert reply.status_code == 400 and "name of the base model" in reply.text, reply.text
+        assert [card["id"] for card in engine.get("/v1/models").json()["data"]] == ["sea"]
+        info = engine.get("/server_info").json()
+        assert info["chunked_prefill_size"] == info["context_length"] == 512
 
 
 # ---- more adapters than places ----

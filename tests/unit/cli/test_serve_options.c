@@ -2,6 +2,7 @@
 #include "cli/progress.h"
 #include "cli/serve_options.h"
 
+#include <headrace/engine.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -66,6 +67,15 @@ static void flags_are_taken_in_both_forms(void **state) {
     hr_serve_options_free(&o);
 }
 
+static void prompts_may_be_left_whole(void **state) {
+    (void)state;
+    char line[] = "--model m --chunked-prefill-size -1 --served-model-name s --lora-paths m=/x";
+    hr_serve_options o;
+    assert_int_equal(parse(line, &o, NULL), HR_OK);
+    assert_int_equal(o.chunked_prefill_size, HR_WHOLE_PROMPTS);
+    hr_serve_options_free(&o);
+}
+
 static void adapters_are_named_in_three_ways(void **state) {
     (void)state;
     char line[] = "--model-path m --lora-paths a=/x /y "
@@ -106,6 +116,10 @@ static void refusals_name_the_flag(void **state) {
         {"--model-path m --lora-paths", "--lora-paths needs"},
         {"--model-path m --lora-paths =x", "--lora-paths"},
         {"--model-path m --lora-paths a=/x a=/y", "\"a\" stands twice"},
+        {"--model-path m --lora-paths m=/x", "name of the base model"},
+        {"--model-path m --served-model-name s --lora-paths s=/x", "name of the base model"},
+        {"--model-path m --chunked-prefill-size -2", "--chunked-prefill-size"},
+        {"--model-path m --chunked-prefill-size 0", "--chunked-prefill-size"},
         {"--model-path m --lora-paths {\"lora_name\":\"c\"}", "lora_path"},
         {"--model-path m --lora-target-modules q_proj spin", "spin"},
         {"--model-path m --max-loaded-loras 2 --max-loras-per-batch 3", "--max-loaded-loras"},
@@ -188,6 +202,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_the_model_is_needed),
         cmocka_unit_test(flags_are_taken_in_both_forms),
+        cmocka_unit_test(prompts_may_be_left_whole),
         cmocka_unit_test(adapters_are_named_in_three_ways),
         cmocka_unit_test(refusals_name_the_flag),
         cmocka_unit_test(foreign_flags_without_effect_are_listed_once),

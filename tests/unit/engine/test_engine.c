@@ -87,8 +87,8 @@ static void batch_chunk_threads_and_retraction_change_no_bit(void **state) {
         assert_same(&alone[i], &crowd[i]);
     hr_engine_destroy(engine);
 
-    const uint32_t chunks[] = {1, 7, 33}, threads[] = {2, 1, 3};
-    for (int c = 0; c < 3; c++) {
+    const uint32_t chunks[] = {1, 7, 33, HR_WHOLE_PROMPTS}, threads[] = {2, 1, 3, 2};
+    for (int c = 0; c < 4; c++) {
         o.chunked_prefill_size = chunks[c];
         o.threads = threads[c];
         o.max_total_tokens = 192; /* six pages: requests must give way to each other */
