@@ -15,7 +15,8 @@ enum {
     HR_EXIT_DIFFERS = 4
 };
 
-/* "headrace: error: <message>" as one line on stderr; returns code. */
+/* "headrace: error: <message>" as one line on stderr, which points at --help after wrong usage;
+ * returns code. */
 int hr_exit_error(int code, const hr_error *err);
 
 int hr_command_serve(int argc, char **argv);

@@ -16,6 +16,25 @@ void hr_engine_calls_free(hr_engine_call *calls, size_t n) {
     free(calls);
 }
 
+hr_status hr_engine_urls_check(const char *const *urls, size_t n, hr_error *err) {
+    if (n == 0)
+        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engine?");
+    for (size_t i = 0; i < n; i++) {
+        char *url = NULL;
+        HR_TRY(hr_http_base_url(urls[i], &url, err));
+        free(url);
+    }
+    return HR_OK;
+}
+
+hr_status hr_engine_call_fail(const hr_engine_call *call, hr_error *err) {
+    if (call->http_status == 0 && call->status == HR_ERR_PEER)
+        return hr_fail(err, call->status,
+                       "engine %s is not reachable: %.800s; is `headrace serve` running there?",
+                       call->url, call->err.message);
+    return hr_fail(err, call->status, "engine %s: %.900s", call->url, call->err.message);
+}
+
 static void read_reply(const hr_http_call *http, hr_engine_call *call) {
     call->status = http->status;
     call->err = http->err;

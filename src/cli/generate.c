@@ -10,8 +10,8 @@
 #include <string.h>
 
 typedef struct generate_flags {
-    hr_cli_list engines, ids;
-    const char *text, *adapter, *api_key;
+    hr_cli_list ids;
+    const char *engine, *text, *adapter, *api_key;
     uint64_t max_new_tokens, timeout_ms;
     double temperature, timeout;
     bool logprobs, json;
@@ -79,6 +79,7 @@ static void print_reply(const generate_flags *f, const cJSON *reply) {
     }
     if (f->logprobs)
         print_logprobs(meta);
+    fflush(stdout);
     if (cJSON_IsString(version))
         fprintf(stderr, "weight version %s\n", version->valuestring);
 }
@@ -92,14 +93,14 @@ static hr_status post(const generate_flags *f, const char *body, hr_engine_call 
                          .body = body,
                          .api_key = f->api_key,
                          .timeout_ms = f->timeout_ms};
-    return hr_engine_calls(f->engines.items, 1, &ask, call, err);
+    return hr_engine_calls(&f->engine, 1, &ask, call, err);
 }
 
 static hr_status ask(const generate_flags *f, const char *body, hr_error *err) {
     hr_engine_call *call = NULL;
     hr_status status = post(f, body, &call, err);
     if (status == HR_OK && call->status != HR_OK)
-        status = hr_fail(err, call->status, "engine %s: %.900s", call->url, call->err.message);
+        status = hr_engine_call_fail(call, err);
     if (status == HR_OK && f->json) {
         char *text = cJSON_PrintUnformatted(call->reply);
         printf("%s\n", text != NULL ? text : "null");
@@ -112,8 +113,7 @@ static hr_status ask(const generate_flags *f, const char *body, hr_error *err) {
 }
 
 static hr_status check(generate_flags *f, hr_error *err) {
-    if (f->engines.n != 1)
-        return hr_fail(err, HR_ERR_INVALID, "--engine: wanted one URL, came %zu", f->engines.n);
+    HR_TRY(hr_engine_urls_check(&f->engine, f->engine != NULL ? 1 : 0, err));
     if ((f->text != NULL) == (f->ids.n > 0))
         return hr_fail(err, HR_ERR_INVALID, "give the prompt as --text or as --ids");
     return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
@@ -123,7 +123,7 @@ static int run(int argc, char **argv, generate_flags *f) {
     hr_error err;
     bool help = false;
     const hr_cli_option table[] = {
-        {"--engine", HR_CLI_LIST, &f->engines, "URL", "the engine to ask; required"},
+        {"--engine", HR_CLI_TEXT, &f->engine, "URL", "the engine to ask; required"},
         {"--text", HR_CLI_TEXT, &f->text, "TEXT", "the prompt"},
         {"--ids", HR_CLI_LIST, &f->ids, "ID...", "the prompt as token ids"},
         {"--adapter", HR_CLI_TEXT, &f->adapter, "NAME", "adapter to answer with (default: none)"},
@@ -160,7 +160,6 @@ static int run(int argc, char **argv, generate_flags *f) {
 
 int hr_command_generate(int argc, char **argv) {
     static generate_flags flags; /* large; a command runs once in a process */
-    flags = (generate_flags){
-        .api_key = getenv("HEADRACE_API_KEY"), .max_new_tokens = 64, .timeout = 600};
+    flags = (generate_flags){.api_key = hr_cli_api_key(), .max_new_tokens = 64, .timeout = 600};
     return run(argc, argv, &flags);
 }

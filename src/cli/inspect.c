@@ -7,6 +7,7 @@
 #include "format/json_writer.h"
 #include "format/safetensors.h"
 #include "format/torch_payload.h"
+#include "publish/dir_source.h"
 #include "tensor/digest.h"
 
 #include <stdlib.h>
@@ -58,18 +59,7 @@ static bool has(const char *dir, const char *name) {
 static hr_status open_adapter(const char *dir, weights *w, hr_error *err) {
     w->form = "PEFT adapter";
     w->is_adapter = true;
-    if (!has(dir, "adapter_config.json"))
-        return hr_fail(err, HR_ERR_NOT_FOUND,
-                       "%s: half of a PEFT directory: adapter_config.json is missing; give the "
-                       "file adapter_model.safetensors to see its tensors alone",
-                       dir);
-    if (!has(dir, "adapter_model.safetensors"))
-        return hr_fail(err, HR_ERR_NOT_FOUND,
-                       "%s: half of a PEFT directory: adapter_model.safetensors is missing%s", dir,
-                       has(dir, "adapter_model.bin")
-                           ? "; adapter_model.bin is not taken in its place: save the adapter "
-                             "with safe_serialization=True"
-                           : "");
+    HR_TRY(hr_adapter_dir_check(dir, err));
     HR_TRY(hr_adapter_card_read(dir, &w->card, err));
     char *path = hr_path_join(dir, "adapter_model.safetensors");
     if (path == NULL)

@@ -2,9 +2,14 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <headrace/version.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name, *summary;
@@ -36,16 +41,56 @@ int hr_exit_error(int code, const hr_error *err) {
     fflush(stdout);
     fputs("headrace: error: ", stderr);
     hr_cli_put_clean(stderr, err->message); /* an engine's words may be in it */
-    fputc('\n', stderr);
+    fputs(code == HR_EXIT_USAGE ? "; see --help\n" : "\n", stderr);
     return code;
 }
 
-int main(int argc, char **argv) {
+/* Whoever starts a command with stdout closed must not find its lines in a connection or a file
+ * that got the number. */
+static void open_standard_streams(void) {
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) == -1 && errno == EBADF)
+            (void)open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY);
+    }
+}
+
+static bool is_reader_gone(void) {
+    struct pollfd out = {.fd = STDOUT_FILENO};
+    return poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0;
+}
+
+/* What a command printed may not have come to its reader: that one has left on purpose, but a full
+ * disk is a failure. What push and watch have done stands all the same, as their code says. */
+static int finish(const char *name, int code) {
     hr_error err;
+    bool acts = strcmp(name, "push") == 0 || strcmp(name, "watch") == 0;
+    if ((fflush(stdout) == 0 && !ferror(stdout)) || is_reader_gone())
+        return code;
+    hr_fail(&err, HR_ERR_IO, "the output could not be written to stdout");
+    hr_exit_error(code, &err);
+    return code == HR_EXIT_OK && !acts ? HR_EXIT_FAILURE : code;
+}
+
+static int run(const char *name, int argc, char **argv) {
+    hr_error err;
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (strcmp(name, commands[i].name) == 0)
+            return finish(name, commands[i].run(argc, argv));
+    }
+    hr_fail(&err, HR_ERR_INVALID, "unknown command \"%s\"", name);
+    return hr_exit_error(HR_EXIT_USAGE, &err);
+}
+
+int main(int argc, char **argv) {
+    static char help_flag[] = "--help";
+    char *help[] = {help_flag, NULL};
+    open_standard_streams();
     if (argc < 2) {
         print_help(stderr);
         return HR_EXIT_USAGE;
     }
+    if (strcmp(argv[1], "help") == 0 && argc > 2)
+        return run(argv[2], 1, help);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_help(stdout);
@@ -55,10 +100,5 @@ int main(int argc, char **argv) {
         printf("headrace %s\n", hr_version());
         return HR_EXIT_OK;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (strcmp(argv[1], commands[i].name) == 0)
-            return commands[i].run(argc - 2, argv + 2);
-    }
-    hr_fail(&err, HR_ERR_INVALID, "unknown command \"%s\"; `headrace --help` lists them", argv[1]);
-    return hr_exit_error(HR_EXIT_USAGE, &err);
+    return run(argv[1], argc - 2, argv + 2);
 }

@@ -41,6 +41,11 @@ hr_status hr_cli_size(const char *text, uint64_t *out, hr_error *err) {
     return HR_OK;
 }
 
+const char *hr_cli_api_key(void) {
+    const char *key = getenv("HEADRACE_API_KEY");
+    return key != NULL && key[0] != '\0' ? key : NULL;
+}
+
 void hr_cli_put_clean(FILE *out, const char *text) {
     for (const char *c = text; *c != '\0'; c++)
         fputc((unsigned char)*c < 0x20 || *c == 0x7f ? ' ' : *c, out);

@@ -44,6 +44,9 @@ hr_status hr_cli_parse(int argc, char **argv, const hr_cli_option *options, size
 /* "  --engine URL...   help" line by line. */
 void hr_cli_print_options(FILE *out, const hr_cli_option *options, size_t n);
 
+/* HEADRACE_API_KEY of the environment; NULL when it is empty or not set. */
+const char *hr_cli_api_key(void);
+
 /* A text from outside, which may hold anything: what would move the cursor becomes a space. */
 void hr_cli_put_clean(FILE *out, const char *text);
 

@@ -38,8 +38,11 @@ static void install_signals(void) {
 /* ---- flags ---- */
 
 void hr_publishing_init(hr_publishing *publishing) {
-    *publishing = (hr_publishing){
-        .transport = "auto", .pause = "none", .api_key = getenv("HEADRACE_API_KEY"), .timeout = 60};
+    *publishing = (hr_publishing){.transport = "auto",
+                                  .pause = "none",
+                                  .bucket_size = (uint64_t)512 << 20,
+                                  .api_key = hr_cli_api_key(),
+                                  .timeout = 60};
 }
 
 size_t hr_publishing_flags(hr_publishing *p, hr_cli_option *table) {
@@ -114,6 +117,8 @@ hr_status hr_publishing_open(hr_publishing *p, hr_error *err) {
     };
     if (p->engines.n == 0)
         return hr_fail(err, HR_ERR_INVALID, "--engine is missing: where shall it go?");
+    if (p->bucket_size == 0)
+        return hr_fail(err, HR_ERR_INVALID, "--bucket-size: wanted 1 byte or more");
     HR_TRY(hr_cli_timeout(p->timeout, &p->timeout_ms, err));
     options.timeout_ms = p->timeout_ms;
     HR_TRY(pause_from_name(p->pause, &options.pause, err));
@@ -282,6 +287,8 @@ hr_status hr_publishing_abort(hr_publishing *p, const char *session_id, hr_error
     hr_json_put_string(&w, "session_id", session_id);
     hr_json_object_end(&w);
     const char *path = "/abort_weight_update";
+    signal(SIGINT, SIG_DFL); /* there is nothing to clean up */
+    signal(SIGTERM, SIG_DFL);
     hr_engine_ask ask = {.method = "POST",
                          .paths = &path,
                          .n_paths = 1,
@@ -297,8 +304,7 @@ hr_status hr_publishing_abort(hr_publishing *p, const char *session_id, hr_error
     print_aborts(calls, p->engines.n, session_id, p->json);
     for (size_t i = 0; i < p->engines.n && status == HR_OK; i++) {
         if (strcmp(abort_result(&calls[i]), "failed") == 0)
-            status = hr_fail(err, calls[i].status, "engine %s, abort: %.900s", calls[i].url,
-                             calls[i].err.message);
+            status = hr_engine_call_fail(&calls[i], err);
     }
     hr_engine_calls_free(calls, p->engines.n);
     return status;

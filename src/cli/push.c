@@ -1,6 +1,7 @@
 /* `headrace push`: adapters and a base checkpoint from directories to every engine. */
 #include "cli/commands.h"
 #include "cli/publishing.h"
+#include "weights/names.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,20 @@ static void print_help(const push_flags *f) {
         "ID).\n");
 }
 
+static hr_status check_names(const push_flags *f, hr_error *err) {
+    const char *const sessions[] = {f->session, f->resume, f->abort};
+    static const char *const flags[] = {"--session-id", "--resume", "--abort"};
+    for (size_t i = 0; i < 3; i++) {
+        if (sessions[i] != NULL && hr_session_id_check(sessions[i], err) != HR_OK)
+            return hr_fail_context(err, HR_ERR_INVALID, "%s", flags[i]);
+    }
+    if (f->version != NULL && hr_weight_version_check(f->version, err) != HR_OK)
+        return hr_fail_context(err, HR_ERR_INVALID, "--version");
+    if (f->base != NULL && f->base[0] == '\0')
+        return hr_fail(err, HR_ERR_INVALID, "--base is empty; wanted a directory");
+    return HR_OK;
+}
+
 static hr_status check(const push_flags *f, hr_error *err) {
     bool sends = f->adapters.n > 0 || f->base != NULL;
     for (size_t i = 0; i < f->adapters.n; i++) {
@@ -72,7 +87,7 @@ static hr_status check(const push_flags *f, hr_error *err) {
                        "--resume away");
     if (f->resume == NULL && f->abort == NULL && !sends)
         return hr_fail(err, HR_ERR_INVALID, "nothing to push: give --adapter NAME=DIR or --base");
-    return HR_OK;
+    return check_names(f, err);
 }
 
 static hr_status push(push_flags *f, hr_dir_adapter *adapters, char **names, hr_error *err) {

@@ -93,7 +93,7 @@ static void print_session(const engine_status *s) {
 static void print_adapters(const cJSON *adapters) {
     const cJSON *item;
     cJSON_ArrayForEach(item, adapters) {
-        const char *name = text_of(item, "lora_name"), *version = text_of(item, "weight_version");
+        const char *name = text_of(item, "lora_name"), *version = text_of(item, "lora_version");
         double rank = number_of(item, "rank"), id = number_of(item, "lora_id");
         printf("  adapter %s", or_dash(name));
         if (version != NULL)
@@ -165,7 +165,7 @@ static void write_adapters(const cJSON *adapters, hr_json_writer *w) {
     cJSON_ArrayForEach(item, adapters) {
         hr_json_object_begin(w);
         put_text(w, "name", text_of(item, "lora_name"));
-        put_text(w, "weight_version", text_of(item, "weight_version"));
+        put_text(w, "weight_version", text_of(item, "lora_version"));
         put_count(w, "id", number_of(item, "lora_id"));
         put_count(w, "rank", number_of(item, "rank"));
         put_bool(w, "pinned", hr_json_get(item, "pinned"));
@@ -239,8 +239,7 @@ static hr_status ask(const status_flags *f, bool *reachable, hr_error *err) {
 }
 
 static hr_status check(status_flags *f, hr_error *err) {
-    if (f->engines.n == 0)
-        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engines?");
+    HR_TRY(hr_engine_urls_check(f->engines.items, f->engines.n, err));
     return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
 }
 
@@ -268,12 +267,12 @@ static int run(int argc, char **argv, status_flags *f) {
     if (check(f, &err) != HR_OK)
         return hr_exit_error(HR_EXIT_USAGE, &err);
     if (ask(f, &reachable, &err) != HR_OK)
-        return hr_exit_error(err.status == HR_ERR_INVALID ? HR_EXIT_USAGE : HR_EXIT_FAILURE, &err);
+        return hr_exit_error(HR_EXIT_FAILURE, &err);
     return reachable ? HR_EXIT_OK : HR_EXIT_FAILURE;
 }
 
 int hr_command_status(int argc, char **argv) {
     static status_flags flags; /* large; a command runs once in a process */
-    flags = (status_flags){.api_key = getenv("HEADRACE_API_KEY"), .timeout = 5};
+    flags = (status_flags){.api_key = hr_cli_api_key(), .timeout = 5};
     return run(argc, argv, &flags);
 }

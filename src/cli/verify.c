@@ -52,10 +52,16 @@ typedef struct local_set {
 } local_set;
 
 typedef struct verdict {
-    size_t equal, different;
+    size_t equal, scalings, different; /* scalings: equal ones, which are not in equal */
     bool no_scalings; /* of an adapter: the engine lists none, so they were not compared */
     hr_buf names;     /* of differences, one a line, with what differs */
 } verdict;
+
+/* Of all engines and sets. */
+typedef struct tally {
+    bool differs;
+    size_t not_compared;
+} tally;
 
 /* ---- comparing ---- */
 
@@ -93,6 +99,11 @@ static hr_status digest_as(const hr_tensor *t, hr_dtype dtype, uint8_t out[HR_XX
     return status;
 }
 
+static bool is_scaling(const char *name) {
+    size_t len = strlen(name), suffix = strlen(".scaling");
+    return len > suffix && strcmp(name + len - suffix, ".scaling") == 0;
+}
+
 static hr_status compare_tensor(const hr_tensor *t, const char *name, const cJSON *theirs,
                                 verdict *v, hr_error *err) {
     uint8_t mine[HR_XXH3_SIZE], other[HR_XXH3_SIZE];
@@ -110,6 +121,8 @@ static hr_status compare_tensor(const hr_tensor *t, const char *name, const cJSO
         differ(v, name, "cannot be converted to the engine's dtype");
     else if (memcmp(mine, other, sizeof mine) != 0)
         differ(v, name, "other bytes");
+    else if (is_scaling(name))
+        v->scalings++;
     else
         v->equal++;
     return HR_OK;
@@ -139,11 +152,6 @@ static hr_status compare_unlisted(const local_tensor *local, const cJSON *listed
     if (!is_buffer(local->name))
         differ(v, local->name, "the engine has no such tensor");
     return HR_OK;
-}
-
-static bool is_scaling(const char *name) {
-    size_t len = strlen(name), suffix = strlen(".scaling");
-    return len > suffix && strcmp(name + len - suffix, ".scaling") == 0;
 }
 
 static bool lists_scalings(const cJSON *listed) {
@@ -235,7 +243,7 @@ static hr_status add_scalings(local_set *set, const char *dir, hr_error *err) {
     if (status == HR_OK) {
         status = hr_peft_config_parse(text.data, text.len, &config, err);
         if (status != HR_OK)
-            status = hr_fail_context(err, status, "%s", path);
+            status = hr_fail_context(err, status, "%s", dir);
     }
     for (size_t i = 0; i < n && status == HR_OK; i++) {
         size_t len = module_length(set->tensors[i].name);
@@ -254,6 +262,7 @@ static hr_status open_local(const char *adapter, const char *dir, local_set *set
     if (adapter == NULL) {
         status = hr_checkpoint_open(dir, &set->checkpoint, err);
     } else {
+        HR_TRY(hr_adapter_dir_check(dir, err));
         char *path = hr_path_join(dir, "adapter_model.safetensors");
         status = path != NULL ? hr_safetensors_open(path, &set->file, err)
                               : hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", dir);
@@ -292,11 +301,18 @@ static void close_local(local_set *set) {
 static void print_verdict(const char *url, const char *what, const char *version,
                           const verdict *v) {
     size_t shown = 0;
-    printf("%s  %s: %s, %zu tensors equal", url, what, v->different == 0 ? "equal" : "DIFFERS",
-           v->equal);
+    printf("%s  %s: ", url, what);
+    if (v->different == 0)
+        printf("equal, %zu tensors", v->equal);
+    else
+        printf("DIFFERS, %zu tensors equal", v->equal);
+    if (v->scalings > 0)
+        printf(" and %zu scalings", v->scalings);
     if (v->different > 0)
         printf(", %zu not", v->different);
-    printf(" (version %s)\n", version);
+    if (version[0] != '\0')
+        printf(" (version %s)", version);
+    printf("\n");
     if (v->no_scalings)
         printf("  scaling was not compared: the engine does not list it\n");
     for (const char *line = v->names.data; line != NULL && *line != '\0' && shown < SHOWN;
@@ -317,8 +333,10 @@ static void write_verdict(const char *url, const char *what, const char *version
     hr_json_put_string(w, "weight_version", version);
     hr_json_put_bool(w, "equal", v->different == 0);
     hr_json_put_u64(w, "tensors_equal", v->equal);
-    if (scalings)
+    if (scalings) {
+        hr_json_put_u64(w, "scalings_equal", v->scalings);
         hr_json_put_bool(w, "scaling_compared", !v->no_scalings);
+    }
     hr_json_key(w, "differences");
     hr_json_array_begin(w);
     for (const char *line = v->names.data; line != NULL && *line != '\0';) {
@@ -327,6 +345,23 @@ static void write_verdict(const char *url, const char *what, const char *version
         line = end + 1;
     }
     hr_json_array_end(w);
+    hr_json_object_end(w);
+}
+
+/* An engine that was not compared is told of, and the others are compared. */
+static void tell_failure(const verify_flags *f, const char *url, const char *what,
+                         const hr_error *why, tally *all, hr_json_writer *w) {
+    all->not_compared++;
+    if (!f->json)
+        printf("%s  %s: not compared\n", url, what);
+    hr_exit_error(HR_EXIT_FAILURE, why);
+    if (!f->json)
+        return;
+    hr_json_object_begin(w);
+    hr_json_put_string(w, "url", url);
+    hr_json_put_string(w, "weights", what);
+    hr_json_put_null(w, "equal");
+    hr_json_put_string(w, "error", why->message);
     hr_json_object_end(w);
 }
 
@@ -340,8 +375,28 @@ static hr_status get(const verify_flags *f, const char *path, hr_engine_call **c
     return hr_engine_calls(f->engines.items, f->engines.n, &ask, calls, err);
 }
 
-/* All engines against one local set. *equal becomes false when one differs. */
-static hr_status verify_set(const verify_flags *f, const local_set *local, bool *equal,
+static hr_status verify_engine(const verify_flags *f, const local_set *local,
+                               const hr_engine_call *call, tally *all, hr_json_writer *w,
+                               hr_error *err) {
+    verdict v = {0};
+    const char *version = "", *what = local->adapter != NULL ? local->adapter : "base";
+    if (call->status != HR_OK)
+        return hr_engine_call_fail(call, err);
+    (void)hr_json_opt_string(call->reply, "weight_version", &version, NULL);
+    hr_status status = compare(local, hr_json_get(call->reply, "tensors"), &v, err);
+    if (status == HR_OK && v.names.failed)
+        status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the differences");
+    if (status == HR_OK && f->json)
+        write_verdict(call->url, what, version, &v, local->n_scalings > 0, w);
+    else if (status == HR_OK)
+        print_verdict(call->url, what, version, &v);
+    all->differs = all->differs || v.different > 0;
+    hr_buf_free(&v.names);
+    return status;
+}
+
+/* All engines against one local set. */
+static hr_status verify_set(const verify_flags *f, const local_set *local, tally *all,
                             hr_json_writer *w, hr_error *err) {
     hr_buf path = {0};
     hr_engine_call *calls = NULL;
@@ -353,59 +408,53 @@ static hr_status verify_set(const verify_flags *f, const local_set *local, bool 
     hr_status status = path.failed ? hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a URL")
                                    : get(f, path.data, &calls, err);
     for (size_t i = 0; i < f->engines.n && status == HR_OK; i++) {
-        verdict v = {0};
-        const char *version = "", *what = local->adapter != NULL ? local->adapter : "base";
-        if (calls[i].status != HR_OK) {
-            status = hr_fail(err, calls[i].status, "engine %s: %.900s", calls[i].url,
-                             calls[i].err.message);
-            break;
-        }
-        (void)hr_json_opt_string(calls[i].reply, "weight_version", &version, NULL);
-        status = compare(local, hr_json_get(calls[i].reply, "tensors"), &v, err);
-        if (status == HR_OK && v.names.failed)
-            status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the differences");
-        if (status == HR_OK && f->json)
-            write_verdict(calls[i].url, what, version, &v, local->n_scalings > 0, w);
-        else if (status == HR_OK)
-            print_verdict(calls[i].url, what, version, &v);
-        *equal = *equal && v.different == 0;
-        hr_buf_free(&v.names);
+        hr_error why;
+        if (verify_engine(f, local, &calls[i], all, w, &why) != HR_OK)
+            tell_failure(f, calls[i].url, local->adapter != NULL ? local->adapter : "base", &why,
+                         all, w);
     }
     hr_engine_calls_free(calls, calls != NULL ? f->engines.n : 0);
     hr_buf_free(&path);
     return status;
 }
 
-static hr_status verify_one(const verify_flags *f, const char *adapter, const char *dir,
-                            bool *equal, hr_json_writer *w, hr_error *err) {
+static hr_status verify_one(const verify_flags *f, const char *adapter, const char *dir, tally *all,
+                            hr_json_writer *w, hr_error *err) {
     local_set local = {0};
     hr_status status = open_local(adapter, dir, &local, err);
     if (status == HR_OK)
-        status = verify_set(f, &local, equal, w, err);
+        status = verify_set(f, &local, all, w, err);
     close_local(&local);
     return status;
 }
 
-static hr_status verify(const verify_flags *f, bool *equal, hr_error *err) {
+static hr_status verify_all(const verify_flags *f, tally *all, hr_json_writer *w, hr_error *err) {
+    if (f->base != NULL)
+        HR_TRY(verify_one(f, NULL, f->base, all, w, err));
+    for (size_t i = 0; i < f->adapters.n; i++) {
+        char *name = NULL;
+        const char *dir = NULL;
+        HR_TRY(hr_cli_adapter(f->adapters.items[i], &name, &dir, err));
+        hr_status status = verify_one(f, name, dir, all, w, err);
+        free(name);
+        HR_TRY(status);
+    }
+    return HR_OK;
+}
+
+static hr_status verify(const verify_flags *f, tally *all, hr_error *err) {
     hr_buf text = {0};
     hr_json_writer w;
-    hr_status status = HR_OK;
     hr_json_writer_init(&w, &text);
     hr_json_object_begin(&w);
     hr_json_key(&w, "engines");
     hr_json_array_begin(&w);
-    if (f->base != NULL)
-        status = verify_one(f, NULL, f->base, equal, &w, err);
-    for (size_t i = 0; i < f->adapters.n && status == HR_OK; i++) {
-        char *name = NULL;
-        const char *dir = NULL;
-        status = hr_cli_adapter(f->adapters.items[i], &name, &dir, err);
-        if (status == HR_OK)
-            status = verify_one(f, name, dir, equal, &w, err);
-        free(name);
-    }
+    hr_status status = verify_all(f, all, &w, err);
     hr_json_array_end(&w);
-    hr_json_put_bool(&w, "equal", *equal);
+    if (!all->differs && all->not_compared > 0)
+        hr_json_put_null(&w, "equal");
+    else
+        hr_json_put_bool(&w, "equal", !all->differs);
     hr_json_object_end(&w);
     if (status == HR_OK && text.failed)
         status = hr_fail(err, HR_ERR_NO_MEMORY, "no memory for the answer");
@@ -415,17 +464,29 @@ static hr_status verify(const verify_flags *f, bool *equal, hr_error *err) {
     return status;
 }
 
+static int answer(const tally *all) {
+    if (all->differs)
+        return HR_EXIT_DIFFERS;
+    return all->not_compared > 0 ? HR_EXIT_FAILURE : HR_EXIT_OK;
+}
+
 static hr_status check(verify_flags *f, hr_error *err) {
-    if (f->engines.n == 0)
-        return hr_fail(err, HR_ERR_INVALID, "--engine is missing: which engines?");
+    HR_TRY(hr_engine_urls_check(f->engines.items, f->engines.n, err));
     if (f->adapters.n == 0 && f->base == NULL)
         return hr_fail(err, HR_ERR_INVALID, "verify what? Give --adapter NAME=DIR or --base DIR");
+    for (size_t i = 0; i < f->adapters.n; i++) {
+        char *name = NULL;
+        const char *dir = NULL;
+        HR_TRY(hr_cli_adapter(f->adapters.items[i], &name, &dir, err));
+        free(name);
+    }
     return hr_cli_timeout(f->timeout, &f->timeout_ms, err);
 }
 
 static int run(int argc, char **argv, verify_flags *f) {
     hr_error err;
-    bool help = false, equal = true;
+    bool help = false;
+    tally all = {0};
     const hr_cli_option table[] = {
         {"--engine", HR_CLI_LIST, &f->engines, "URL...", "engines to ask; required"},
         {"--adapter", HR_CLI_LIST, &f->adapters, "NAME=DIR...", "PEFT directories by name"},
@@ -442,19 +503,20 @@ static int run(int argc, char **argv, verify_flags *f) {
                "Do all engines hold exactly these bytes? Local tensors are converted to the dtype "
                "an engine\ncomputes in; digests are compared and what differs is named.\n\n");
         hr_cli_print_options(stdout, table, n);
-        printf("\nexit codes: 0 equal on all engines; 1 not read or not answered; 2 wrong usage; "
-               "4 something differs\n");
+        printf(
+            "\nexit codes: 0 equal on all engines; 1 not all were compared, the others are equal; "
+            "2 wrong usage;\n4 something differs\n");
         return HR_EXIT_OK;
     }
     if (check(f, &err) != HR_OK)
         return hr_exit_error(HR_EXIT_USAGE, &err);
-    if (verify(f, &equal, &err) != HR_OK)
+    if (verify(f, &all, &err) != HR_OK)
         return hr_exit_error(HR_EXIT_FAILURE, &err);
-    return equal ? HR_EXIT_OK : HR_EXIT_DIFFERS;
+    return answer(&all);
 }
 
 int hr_command_verify(int argc, char **argv) {
     static verify_flags flags; /* large; a command runs once in a process */
-    flags = (verify_flags){.api_key = getenv("HEADRACE_API_KEY"), .timeout = 300};
+    flags = (verify_flags){.api_key = hr_cli_api_key(), .timeout = 300};
     return run(argc, argv, &flags);
 }

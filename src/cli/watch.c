@@ -23,10 +23,10 @@ typedef struct watch_flags {
 
 /* What has been seen and done. */
 typedef struct watch_state {
-    uint8_t seen[16];     /* the newest at the last look: stable when it is the same again */
-    uint8_t done[16];     /* published, or refused for good */
-    int64_t published_ns; /* of what was published: older ones are not */
-    bool published;
+    uint8_t seen[16];      /* the newest at the last look: stable when it is the same again */
+    uint8_t done[16];      /* published, or refused for good */
+    int64_t published_ns;  /* of what was published: older ones are not */
+    bool published, empty; /* empty: it was said that nothing is there */
     char last_error[1024];
 } watch_state;
 
@@ -119,12 +119,23 @@ static void publish(watch_flags *f, watch_state *s, const hr_found_weights *w) {
         memcpy(s->done, w->fingerprint, sizeof s->done);
 }
 
+/* Once: a trainer may write later, or elsewhere. */
+static void say_empty(const watch_flags *f, watch_state *s) {
+    if (!s->empty)
+        hr_log(HR_LOG_INFO, "nothing there yet: waiting for %s, in it or in a checkpoint-N of it",
+               f->base ? "config.json and model*.safetensors"
+                       : "adapter_config.json and adapter_model.safetensors");
+    s->empty = true;
+}
+
 /* One look. */
 static hr_status look(watch_flags *f, watch_state *s, hr_error *err) {
     hr_found_weights w;
     hr_error incomplete;
     bool found = false;
     HR_TRY(hr_checkpoints_newest(f->words.items[0], f->adapter, &w, &found, err));
+    if (!found)
+        say_empty(f, s);
     if (!found || memcmp(w.fingerprint, s->done, sizeof s->done) == 0 ||
         (s->published && w.newest_ns < s->published_ns))
         return HR_OK;

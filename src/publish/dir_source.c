@@ -29,21 +29,33 @@ static bool has(const char *dir, const char *name) {
     return found;
 }
 
-/* What a person may have given instead of an adapter's directory. */
-static hr_status check_dir(const char *dir, hr_error *err) {
-    const char *hint = "";
-    if (has(dir, "adapter_config.json"))
-        return HR_OK;
+/* What a person may have given instead, or has only half of. */
+static const char *hint(const char *dir, bool config, bool tensors) {
     if (!hr_file_exists(dir))
-        hint = "; there is no such directory";
-    else if (!has(dir, "."))
-        hint = "; this is a file: give the directory that it is in";
-    else if (has(dir, "config.json"))
-        hint = "; this is a model directory: did you mean --base?";
+        return "there is no such directory";
+    if (!has(dir, "."))
+        return "this is a file: give the directory that it is in";
+    if (config && has(dir, "adapter_model.bin"))
+        return "adapter_model.safetensors is missing, and adapter_model.bin is not taken in its "
+               "place: save the adapter with safe_serialization=True";
+    if (config)
+        return "adapter_model.safetensors is missing";
+    if (tensors)
+        return "adapter_config.json is missing";
+    if (has(dir, "config.json"))
+        return "this is a model directory: did you mean --base?";
+    return "it has neither";
+}
+
+hr_status hr_adapter_dir_check(const char *dir, hr_error *err) {
+    bool config = has(dir, "adapter_config.json");
+    bool tensors = has(dir, "adapter_model.safetensors");
+    if (config && tensors)
+        return HR_OK;
     return hr_fail(err, HR_ERR_NOT_FOUND,
                    "%s: wanted a PEFT directory with adapter_config.json and "
-                   "adapter_model.safetensors%s",
-                   dir, hint);
+                   "adapter_model.safetensors; %s",
+                   dir, hint(dir, config, tensors));
 }
 
 static hr_status open_adapter(hr_dir_source *s, size_t i, const hr_dir_adapter *adapter,
@@ -55,7 +67,7 @@ static hr_status open_adapter(hr_dir_source *s, size_t i, const hr_dir_adapter *
     if (config == NULL || tensors == NULL || s->names[i] == NULL)
         status = hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", adapter->dir);
     if (status == HR_OK)
-        status = check_dir(adapter->dir, err);
+        status = hr_adapter_dir_check(adapter->dir, err);
     if (status == HR_OK)
         status = hr_file_read(config, MAX_CONFIG_BYTES, &s->configs[i], err);
     if (status == HR_OK)

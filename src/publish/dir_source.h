@@ -13,6 +13,10 @@ typedef struct hr_dir_adapter {
     bool pinned;
 } hr_dir_adapter;
 
+/* Whether a directory has the two files of an adapter; if not, what it is or lacks.
+ * ERR_NOT_FOUND. */
+hr_status hr_adapter_dir_check(const char *dir, hr_error *err);
+
 /* Opens and checks all files. Adapters are read into memory, so that a writer may change the files
  * meanwhile; a base (NULL: none) is mapped, and its pages are given back as units are released.
  * Failures name the path. The strings are copied or not kept. */

@@ -73,6 +73,8 @@ static void probe_run(http_transport *t, probe_calls *p, const char *method, con
 
 static hr_status probe_fail(const hr_http_call *call, const char *url, hr_status status,
                             const char *why, hr_error *err) {
+    if (status == HR_ERR_CANCELLED)
+        return hr_fail(err, status, "cancelled while engine %s was asked what it speaks", url);
     if (call->status != HR_OK)
         return hr_fail(err, status,
                        "engine %s is not reachable: %.800s; is `headrace serve` running there?",
@@ -106,9 +108,9 @@ static hr_status read_info(const hr_http_call *call, hr_endpoint *engine, cJSON 
     hr_status status =
         hr_reply_read(call->http_status, call->reply.data, call->reply.len, info, err);
     if (status != HR_OK)
-        return hr_fail_context(err, status, "%s", call->url);
+        return hr_fail_context(err, status, "/server_info");
     if (!cJSON_IsObject(*info))
-        return hr_fail(err, HR_ERR_PEER, "%s: wanted a JSON object, came %.100s", call->url,
+        return hr_fail(err, HR_ERR_PEER, "/server_info: wanted a JSON object, came %.100s",
                        call->reply.len > 0 ? call->reply.data : "nothing");
     return hr_json_opt_u64(*info, "tp_size", 1, MAX_TP_SIZE, &engine->tp_size, err);
 }
@@ -162,12 +164,23 @@ static hr_status choose_form(http_transport *t, probe_calls *p, const bool *othe
     return HR_OK;
 }
 
+/* An engine that let the time pass is not asked again. */
+static hr_status check_in_time(const http_transport *t, const probe_calls *p, hr_error *err) {
+    for (size_t i = 0; i < p->n; i++) {
+        const hr_http_call *call = &p->calls[i];
+        if (call->status == HR_ERR_TIMEOUT || call->status == HR_ERR_CANCELLED)
+            return probe_fail(call, t->engines[i].url, call->status, call->err.message, err);
+    }
+    return HR_OK;
+}
+
 static hr_status probe_all(http_transport *t, probe_calls *p, const char *name, uint64_t timeout_ms,
                            bool *others, size_t *chosen, hr_error *err) {
     bool choose = strcmp(name, "auto") == 0, any = false;
     probe_run(t, p, "GET", "/weight_update_status", timeout_ms);
     if (all_native(p->calls, p->n) && (choose || strcmp(name, dialects[0]->traits.name) == 0))
         return HR_OK;
+    HR_TRY(check_in_time(t, p, err));
     for (size_t d = 0; d < N_DIALECTS; d++) {
         if (strcmp(name, dialects[d]->traits.name) == 0)
             *chosen = d;

@@ -2,6 +2,8 @@
 nothing that it does not know."""
 
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -180,3 +182,74 @@ def test_engines_are_asked_at_the_same_time(adapter_dirs):
         start = time.monotonic()
         push("--engine", one.url, two.url, three.url, "--adapter", f"a={adapter_dirs['qv-r1']}", code=0)
         assert time.monotonic() - start < 1.3
+
+
+@pytest.fixture
+def stopped(engines):
+    """An engine that takes connections and does not answer."""
+    engines[1].process.send_signal(signal.SIGSTOP)
+    yield engines[1]
+    engines[1].process.send_signal(signal.SIGCONT)
+
+
+def test_an_engine_that_hangs_costs_one_timeout(engines, stopped, adapter_dirs):
+    start = time.monotonic()
+    _, text = push("--engine", engines[0].url, stopped.url, "--adapter", f"a={adapter_dirs['qv-r1']}", "--timeout", 1, code=1)
+    assert time.monotonic() - start < 1.8 and stopped.url in text and "no answer within 1000 ms" in text
+
+
+@pytest.mark.parametrize("words", [["--adapter"], ["--abort", "s"]])
+def test_ctrl_c_ends_a_wait(stopped, adapter_dirs, words):
+    words = [*words, f"a={adapter_dirs['qv-r1']}"] if words == ["--adapter"] else words
+    process = subprocess.Popen([str(BINARY), "push", "--engine", stopped.url, *words], stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=5)
+    if process.returncode == 1:
+        assert "cancelled" in text and "nothing was published" in text and "reachable" not in text
+    else:
+        assert process.returncode == -signal.SIGINT
+
+
+# ---- the other commands ----
+
+def cli(*words, code):
+    done = subprocess.run([str(BINARY), *map(str, words)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def test_verify_compares_the_others_when_an_engine_is_away(engines, adapter_dirs):
+    one, _ = engines
+    good, bad = f"a={adapter_dirs['seven-r8']}", f"a={adapter_dirs['qv-r1']}"
+    push("--engine", one.url, "--adapter", good, code=0)
+    done = cli("verify", "--engine", DEAD, one.url, "--adapter", good, code=1)
+    assert f"{DEAD}  a: not compared" in done.stdout and f"engine {DEAD} is not reachable" in done.stderr
+    assert f"{one.url}  a: equal, 28 tensors and 14 scalings" in done.stdout
+    told = json.loads(cli("verify", "--engine", DEAD, one.url, "--adapter", good, "--json", code=1).stdout)
+    assert told["equal"] is None and [row["equal"] for row in told["engines"]] == [None, True]
+    assert DEAD in told["engines"][0]["error"] and told["engines"][1]["tensors_equal"] == 28
+    # What differs is the stronger answer.
+    told = json.loads(cli("verify", "--engine", DEAD, one.url, "--adapter", bad, "--json", code=4).stdout)
+    assert told["equal"] is False and [row["equal"] for row in told["engines"]] == [None, False]
+
+
+def test_status_says_the_version_of_an_adapter(engines, adapter_dirs):
+    one, _ = engines
+    push("--engine", one.url, "--adapter", f"a={adapter_dirs['qv-r1']}", "--version", "of-a", code=0)
+    assert "adapter a, version of-a, rank 1" in cli("status", "--engine", one.url, code=0).stdout
+    row, = json.loads(cli("status", "--engine", one.url, "--json", code=0).stdout)["engines"]
+    assert ("a", "of-a") in [(adapter["name"], adapter["weight_version"]) for adapter in row["adapters"]]
+
+
+def test_lines_do_not_go_where_stdout_was(engines, adapter_dirs):
+    """With stdout closed a descriptor that the push opens would get its number, and the receipt."""
+    with Proxy(engines[0], prepare_weight_update=[0.5]) as proxy:
+        words = f"push --engine {proxy.url} --adapter a={adapter_dirs['qv-r1']} --version closed"
+        process = subprocess.Popen(f"exec {BINARY} {words} >&-", shell=True, stderr=subprocess.PIPE, text=True)
+        while "prepare_weight_update" not in proxy.seen:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert os.readlink(f"/proc/{process.pid}/fd/1") == "/dev/null"
+        assert process.communicate(timeout=20)[1] == "" and process.returncode == 0
+    assert engines[0].get("/model_info").json()["weight_version"] == "closed"

@@ -90,8 +90,9 @@ def test_each_checkpoint_is_published_once_and_the_newest_wins(engine, adapter_d
         settle()
         shutil.copytree(tmp_path / "checkpoint-10", tmp_path / "checkpoint-5")  # older files, copied with their times
         settle()
-        versions, _ = watch.stop()
+        versions, text = watch.stop()
     assert versions == ["checkpoint-10", "checkpoint-20"]
+    assert text.count("nothing there yet") == 1
     assert published(engine) == before + 2
     assert engine.get("/weight_update_status").json()["session"]["state"] == "idle"
 

@@ -101,6 +101,34 @@ static void sizes(void **state) {
     }
 }
 
+static void a_timeout_is_at_least_a_millisecond_and_at_most_a_day(void **state) {
+    (void)state;
+    static const struct {
+        double seconds;
+        uint64_t ms;
+    } good[] = {{1e-6, 1}, {0.001, 1}, {0.25, 250}, {86400, 86400000}};
+    static const double bad[] = {0, -1, 86400.5};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        uint64_t ms = 0;
+        assert_int_equal(hr_cli_timeout(good[i].seconds, &ms, NULL), HR_OK);
+        assert_int_equal(ms, good[i].ms);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint64_t ms = 7;
+        assert_int_equal(hr_cli_timeout(bad[i], &ms, NULL), HR_ERR_INVALID);
+        assert_int_equal(ms, 7);
+    }
+}
+
+static void bytes_have_a_unit_that_shows_them(void **state) {
+    (void)state;
+    hr_cli_amount amount;
+    assert_string_equal(hr_cli_format_bytes(0, &amount), "0 B");
+    assert_string_equal(hr_cli_format_bytes(999, &amount), "999 B");
+    assert_string_equal(hr_cli_format_bytes(1792, &amount), "1.8 KB");
+    assert_string_equal(hr_cli_format_bytes(269030016, &amount), "269.0 MB");
+}
+
 static void adapters(void **state) {
     (void)state;
     char *name = NULL;
@@ -119,6 +147,8 @@ int main(void) {
         cmocka_unit_test(flags_in_both_forms),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(a_timeout_is_at_least_a_millisecond_and_at_most_a_day),
+        cmocka_unit_test(bytes_have_a_unit_that_shows_them),
         cmocka_unit_test(adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
