@@ -76,7 +76,7 @@ MUTATIONS = [
      "        if (false)\n            hr_receiving_forget"),
     (W + "session.c", "        r->tensors = r->bytes = 0;", "        ;"),
     (W + "session_end.c", "    hr_stash_drop_bytes(&session->stash);\n    for", "    for"),
-    (W + "session_end.c", "    hr_registry_set_pending(&session->shared->registry, r, false);\n", ""),
+    (W + "session_end.c", "    hr_registry_end_pending(&session->shared->registry, r);\n", ""),
     (W + "session_end.c", "        .base = session->base_begun,", "        .base = false,"),
     (W + "session_end.c", "            receipts[k]->adapters[i].id = session->adapters[i].id;", "            ;"),
     (W + "session.c", "    shared->sink.forget_adapter(shared->sink.self, registered->registration.name);", "    ;"),

@@ -20,7 +20,7 @@ extern "C" {
 
 typedef struct hr_engine hr_engine;
 
-#define HR_WHOLE_PROMPTS UINT32_MAX /* for chunked_prefill_size: no prompt is split, up to 65536   \
+#define HR_WHOLE_PROMPTS UINT32_MAX /* as chunked_prefill_size: as many rows as a prompt may have  \
                                      */
 
 typedef struct hr_engine_options {
@@ -269,15 +269,14 @@ hr_status hr_engine_update_from_disk(hr_engine *engine, const hr_disk_update *up
  * while requests run, frozen ones too. Both are idempotent. */
 typedef enum hr_memory_kind { HR_MEMORY_WEIGHTS = 1, HR_MEMORY_KV_CACHE = 2 } hr_memory_kind;
 hr_status hr_engine_release_memory(hr_engine *engine, unsigned kinds, hr_error *err);
-hr_status hr_engine_resume_memory(hr_engine *engine, unsigned kinds, hr_error *err);
+void hr_engine_resume_memory(hr_engine *engine, unsigned kinds);
 
 /* "shadow" or "in_place": how base updates are applied here. Static. */
 const char *hr_engine_base_mode(const hr_engine *engine);
 
 /* As model/base_update.h: values of a weight, digests, and the weights checker. */
-hr_status hr_engine_weight_values(hr_engine *engine, const char *name, size_t max_rows,
-                                  size_t max_columns, float **out, size_t *rows, size_t *columns,
-                                  bool *is_vector, hr_error *err);
+hr_status hr_engine_weight_values(hr_engine *engine, const char *name, size_t max_rows, float **out,
+                                  size_t *rows, size_t *columns, bool *is_vector, hr_error *err);
 typedef void (*hr_digest_fn)(void *ctx, const char *name, hr_dtype dtype, const uint64_t *shape,
                              uint32_t ndim, const uint8_t xxh3[16]);
 /* adapter NULL: the base weights; otherwise the adapter's pairs. HR_ERR_ADAPTER_UNKNOWN. */

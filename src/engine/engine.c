@@ -460,15 +460,13 @@ hr_status hr_engine_release_memory(hr_engine *e, unsigned kinds, hr_error *err) 
     return hr_occupation_release(e->occupation, kinds, err);
 }
 
-hr_status hr_engine_resume_memory(hr_engine *e, unsigned kinds, hr_error *err) {
-    return hr_occupation_resume(e->occupation, kinds, err);
+void hr_engine_resume_memory(hr_engine *e, unsigned kinds) {
+    hr_occupation_resume(e->occupation, kinds);
 }
 
-hr_status hr_engine_weight_values(hr_engine *e, const char *name, size_t max_rows,
-                                  size_t max_columns, float **out, size_t *rows, size_t *columns,
-                                  bool *is_vector, hr_error *err) {
-    return hr_model_weight_values(e->model, name, max_rows, max_columns, out, rows, columns,
-                                  is_vector, err);
+hr_status hr_engine_weight_values(hr_engine *e, const char *name, size_t max_rows, float **out,
+                                  size_t *rows, size_t *columns, bool *is_vector, hr_error *err) {
+    return hr_model_weight_values(e->model, name, max_rows, out, rows, columns, is_vector, err);
 }
 
 hr_status hr_engine_weight_digests(hr_engine *e, const char *adapter, hr_digest_fn fn, void *ctx,

@@ -95,8 +95,7 @@ hr_status hr_occupation_release(hr_occupation *o, unsigned kinds, hr_error *err)
     return status;
 }
 
-hr_status hr_occupation_resume(hr_occupation *o, unsigned kinds, hr_error *err) {
-    (void)err;
+void hr_occupation_resume(hr_occupation *o, unsigned kinds) {
     pthread_mutex_lock(&o->lock);
     kinds &= o->released;
     if (kinds & HR_MEMORY_WEIGHTS) {
@@ -109,7 +108,6 @@ hr_status hr_occupation_resume(hr_occupation *o, unsigned kinds, hr_error *err) 
     if (kinds != 0 && o->released == 0)
         hr_loop_resume(o->c.loop);
     pthread_mutex_unlock(&o->lock);
-    return HR_OK;
 }
 
 static hr_status randomize(hr_occupation *o, hr_error *err) {

@@ -23,7 +23,7 @@ void hr_occupation_destroy(hr_occupation *occupation);
 
 /* As the functions of headrace/engine.h with these names. */
 hr_status hr_occupation_release(hr_occupation *occupation, unsigned kinds, hr_error *err);
-hr_status hr_occupation_resume(hr_occupation *occupation, unsigned kinds, hr_error *err);
+void hr_occupation_resume(hr_occupation *occupation, unsigned kinds);
 /* Random base weights. */
 hr_status hr_occupation_randomize(hr_occupation *occupation, hr_error *err);
 

@@ -12,7 +12,7 @@ static hr_finish no_memory_for_versions(void) {
 
 /* The name is gone: who never ran is refused, who was paused ends as if aborted. */
 static void end_without_adapter(hr_scheduler *s, hr_request *r) {
-    char message[HR_ADAPTER_NAME_MAX + 120];
+    char message[HR_LORA_NAME_SIZE + 120];
     snprintf(message, sizeof message, "LoRA adapter '%s' is not loaded: it was unloaded while %s",
              hr_adapter_lease_name(&r->lease),
              hr_schedule_has_begun(r) ? "this request was paused" : "this request waited");

@@ -48,12 +48,12 @@ bool hr_base_update_abandon(hr_base_update *update);
 
 /* ---- reading ---- */
 
-/* Up to max_rows rows and max_columns columns of a weight as floats (row-major; a vector has one
- * row); rows and columns get what was written. Takes HF names, fused ones too. Bytes are the
- * compute values. ERR_NOT_FOUND. *out is freed with free(). */
+/* Up to max_rows rows of a weight as floats (row-major; a vector is one row, always whole); rows
+ * and columns get what was written. Takes HF names, fused ones too. Bytes are the compute values.
+ * ERR_NOT_FOUND. *out is freed with free(). */
 hr_status hr_model_weight_values(const hr_model *model, const char *name, size_t max_rows,
-                                 size_t max_columns, float **out, size_t *rows, size_t *columns,
-                                 bool *is_vector, hr_error *err);
+                                 float **out, size_t *rows, size_t *columns, bool *is_vector,
+                                 hr_error *err);
 
 /* XXH3-128 of a weight as row-major elements of the compute dtype (vectors: F32), calling fn for
  * each tensor of the checkpoint by its HF name, in layout order. The head of a tied model is not

@@ -39,8 +39,8 @@ static void read_name(const hr_model *model, const char *arena, const hr_weight_
 }
 
 hr_status hr_model_weight_values(const hr_model *model, const char *name, size_t max_rows,
-                                 size_t max_columns, float **out, size_t *rows, size_t *columns,
-                                 bool *is_vector, hr_error *err) {
+                                 float **out, size_t *rows, size_t *columns, bool *is_vector,
+                                 hr_error *err) {
     const hr_weight_name *found = hr_places_find(&model->places, name);
     if (found == NULL)
         return hr_fail(err, HR_ERR_NOT_FOUND,
@@ -50,9 +50,8 @@ hr_status hr_model_weight_values(const hr_model *model, const char *name, size_t
     uint64_t shape[2];
     bool vector = hr_weight_shape(&model->places, found, shape) == 1;
     /* A vector lies as a column and is handed out as a row. */
-    size_t most = vector ? max_columns : max_rows;
-    size_t n_rows = shape[0] < most ? shape[0] : most;
-    size_t n_columns = vector ? 1 : shape[1] < max_columns ? shape[1] : max_columns;
+    size_t n_rows = vector || shape[0] < max_rows ? shape[0] : max_rows;
+    size_t n_columns = vector ? 1 : shape[1];
     float *values = malloc((n_rows * n_columns + 1) * sizeof *values);
     void *panel = malloc(hr_place_scratch_bytes(&model->places));
     hr_reading reading;

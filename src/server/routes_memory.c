@@ -53,7 +53,7 @@ static hr_status run_resume(hr_update_call *c, hr_error *err) {
     unsigned kinds = 0;
     HR_TRY(read_tags(c->args, &kinds, err));
     if (kinds != 0) {
-        HR_TRY(hr_engine_resume_memory(c->server->options.engine, kinds, err));
+        hr_engine_resume_memory(c->server->options.engine, kinds);
         hr_log(HR_LOG_INFO, "memory is taken again: %s", kinds_text(kinds));
     }
     hr_json_write_null(&c->w);

@@ -20,8 +20,7 @@ static hr_status check_size(hr_engine *engine, const char *name, uint64_t rows_w
     float *values = NULL;
     size_t rows = 0, columns = 0;
     bool is_vector = false;
-    HR_TRY(hr_engine_weight_values(engine, name, 1, SIZE_MAX, &values, &rows, &columns, &is_vector,
-                                   err));
+    HR_TRY(hr_engine_weight_values(engine, name, 1, &values, &rows, &columns, &is_vector, err));
     free(values);
     if (is_vector || columns == 0 || rows_wanted <= MAX_VALUES / columns)
         return HR_OK;
@@ -55,8 +54,7 @@ static hr_status run_values(hr_update_call *c, hr_error *err) {
     HR_TRY(hr_json_get_string(c->args, "name", &name, err));
     HR_TRY(hr_args_u64(c->args, "truncate_size", 1, MAX_ROWS, &most, err));
     HR_TRY(check_size(engine, name, most, err));
-    HR_TRY(hr_engine_weight_values(engine, name, most, SIZE_MAX, &values, &rows, &columns,
-                                   &is_vector, err));
+    HR_TRY(hr_engine_weight_values(engine, name, most, &values, &rows, &columns, &is_vector, err));
     if (is_vector && columns > most)
         columns = most;
     write_values(values, rows, columns, is_vector, &c->w);

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { HR_ADAPTER_NAME_MAX = 256, HR_ADAPTER_PATH_MAX = 4095 };
+enum { HR_ADAPTER_PATH_MAX = 4095 };
 
 typedef struct hr_adapter_store hr_adapter_store;
 typedef struct hr_adapter_version hr_adapter_version;
@@ -176,7 +176,7 @@ const char *hr_adapter_lease_weight_version(const hr_adapter_lease *lease);
 /* ---- looking ---- */
 
 typedef struct hr_adapter_entry {
-    char name[HR_ADAPTER_NAME_MAX + 1];
+    char name[HR_LORA_NAME_SIZE];
     char path[HR_ADAPTER_PATH_MAX + 1]; /* "__stream__" when it has none */
     uint64_t id;
     bool pinned;

@@ -82,10 +82,10 @@ void hr_registry_take(hr_registry *registry, hr_registered *registered) {
     pthread_mutex_unlock(&registry->lock);
 }
 
-void hr_registry_set_pending(hr_registry *registry, hr_registered *registered, bool pending) {
+void hr_registry_end_pending(hr_registry *registry, hr_registered *registered) {
     pthread_mutex_lock(&registry->lock);
-    registry->n_pending += (uint32_t)pending - (uint32_t)registered->pending;
-    registered->pending = pending;
+    registry->n_pending -= registered->pending;
+    registered->pending = false;
     pthread_mutex_unlock(&registry->lock);
 }
 

@@ -58,7 +58,8 @@ void hr_registered_destroy(const hr_memory *memory, hr_registered *registered); 
 /* Cannot fail. put takes the registration in; take gives it out again, not freed. */
 void hr_registry_put(hr_registry *registry, hr_registered *registered);
 void hr_registry_take(hr_registry *registry, hr_registered *registered);
-void hr_registry_set_pending(hr_registry *registry, hr_registered *registered, bool pending);
+/* It waits no more. */
+void hr_registry_end_pending(hr_registry *registry, hr_registered *registered);
 
 bool hr_registry_is_pending(hr_registry *registry, const char *name);
 void hr_registry_count(hr_registry *registry, uint32_t *registered, uint32_t *pending);

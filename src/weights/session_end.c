@@ -270,7 +270,7 @@ static void remember_part(hr_session *session, hr_session_part *part) {
     memcpy(r->previous_names, part->names, sizeof part->names);
     memcpy(r->previous_bytes, part->bytes, sizeof part->bytes);
     r->published = true;
-    hr_registry_set_pending(&session->shared->registry, r, false);
+    hr_registry_end_pending(&session->shared->registry, r);
 }
 
 hr_status hr_session_publish(hr_session *session, hr_error *err) {

@@ -445,7 +445,7 @@ static void memory_comes_back_and_weights_must_come_again(void **state) {
     ok(hr_engine_release_memory(engine, HR_MEMORY_WEIGHTS, &err), &err);
     weights w = base_weights(1);
     assert_int_equal(push(engine, &w, &(hr_end_options){0}, &err), HR_ERR_BUSY);
-    ok(hr_engine_resume_memory(engine, HR_MEMORY_WEIGHTS, &err), &err);
+    hr_engine_resume_memory(engine, HR_MEMORY_WEIGHTS);
     ask(&got, 0, 70, 40, NULL);
     assert_int_equal(hr_engine_submit(engine, &got.params, &err), HR_ERR_UNSERVABLE);
     w.n--; /* not all: taken, but not enough to serve */
@@ -455,8 +455,8 @@ static void memory_comes_back_and_weights_must_come_again(void **state) {
     weights last = {w.items + w.n - 1, 1};
     ok(push(engine, &last, &(hr_end_options){0}, &err), &err);
     weights_free(&w);
-    ok(hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE, &err), &err);
-    ok(hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE | HR_MEMORY_WEIGHTS, &err), &err);
+    hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE);
+    hr_engine_resume_memory(engine, HR_MEMORY_KV_CACHE | HR_MEMORY_WEIGHTS);
     hr_engine_continue(engine);
     wait_for(&waits); /* it waited all the time, and is computed anew */
     assert_true(same(&old, &waits));
@@ -698,8 +698,7 @@ static void first_value(stand *s, const char *name, float *first) {
     size_t rows, columns;
     bool is_vector;
     hr_error err = {0};
-    ok(hr_model_weight_values(s->model, name, 1, 1, &values, &rows, &columns, &is_vector, &err),
-       &err);
+    ok(hr_model_weight_values(s->model, name, 1, &values, &rows, &columns, &is_vector, &err), &err);
     *first = values[0];
     free(values);
 }

@@ -765,14 +765,14 @@ static void pinning_leaves_a_place_in_the_batch(void **state) {
 static void bad_names_are_refused(void **state) {
     (void)state;
     hr_adapter_store *store = open_store(0, 8);
-    char long_name[HR_ADAPTER_NAME_MAX + 2];
+    char long_name[HR_LORA_NAME_SIZE + 1];
     memset(long_name, 'n', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
     const char *const bad[] = {"", "a:b", ":", "line\nbreak", long_name, NULL};
     hr_adapter_reservation *reservation = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(reserve(store, bad[i], false, &reservation, NULL), HR_ERR_INVALID);
-    long_name[HR_ADAPTER_NAME_MAX] = '\0';
+    long_name[HR_LORA_NAME_SIZE - 1] = '\0';
     payload p = {0};
     load(store, long_name, false, &p);
     assert_names(store, long_name);
