@@ -1,6 +1,8 @@
 /* Giving memory back and taking it again. */
 #include "engine/occupation.h"
 
+#include "base/log.h"
+
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -123,5 +125,8 @@ hr_status hr_occupation_randomize(hr_occupation *o, hr_error *err) {
     HR_TRY(hr_update_take_base(o->c.update, "the weights checker writes random values", err));
     hr_status status = randomize(o, err);
     hr_update_give_base(o->c.update);
+    if (status == HR_OK)
+        hr_log(HR_LOG_WARN, "the weights checker wrote random base weights, for a test; send the "
+                            "real ones before anything is served");
     return status;
 }

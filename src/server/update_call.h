@@ -22,7 +22,7 @@ typedef enum hr_update_shape {
 typedef struct hr_update_route {
     const char *const *keys; /* of the arguments, NULL at the end */
     hr_update_shape shape;
-    bool reads;   /* looks only: not behind updates that wait for their turn */
+    bool reads;   /* takes no turn of the receiver: not behind updates that wait for theirs */
     bool pickles; /* the arguments may hold pickles, which have counts of shared memory */
     bool image;   /* the body is a safetensors image, the arguments stand in the query string */
     /* On a worker thread. Members of its own go to call->w; on failure they are dropped. */

@@ -753,6 +753,21 @@ def test_the_checksums_of_the_weights(engine):
     assert ask(engine, "weights_checker", action="checksum") == answer
 
 
+def test_the_weights_checker_beside_an_open_session(engine, restored, tiny_dir):
+    """It sees what is served, and writes nothing while a session does."""
+    base = load_file(tiny_dir / "model.safetensors")
+    ask(engine, "begin_weight_update")
+    send(engine, [(UP, base[UP] * 2)])
+    ask(engine, "weights_checker", action="snapshot")
+    refuse(engine, "weights_checker", "an update of them is under way", action="reset_tensors")
+    send(engine, [(NORM, base[NORM] * 2)])
+    ask(engine, "weights_checker", action="compare")
+    ask(engine, "end_weight_update")
+    assert "max_abs_err" in post(engine, "weights_checker", action="compare")[1]["message"]
+    ask(engine, "weights_checker", action="reset_tensors")
+    assert "WARN the weights checker wrote random base weights" in engine.log()
+
+
 def test_snapshot_reset_and_compare(engine, restored, tiny_dir):
     before = state(engine)
     ask(engine, "weights_checker", action="snapshot")
