@@ -220,7 +220,10 @@ hr_status hr_fleet_run(hr_fleet *fleet, const hr_stage_request *request, hr_flee
     }
     run_tries(fleet, request, retry, &run);
     for (size_t i = 0; i < fleet->n && status == HR_OK; i++) {
-        if (run.failures[i].status != HR_OK)
+        if (run.failures[i].status == HR_ERR_CANCELLED) /* which is no engine's doing */
+            status = hr_fail(err, HR_ERR_CANCELLED, "the push was cancelled by its caller (at %s)",
+                             hr_stage_name(request->stage));
+        else if (run.failures[i].status != HR_OK)
             status =
                 hr_fail(err, run.failures[i].status, "engine %s, %s: %.800s", fleet->engines[i].url,
                         hr_stage_name(request->stage), run.failures[i].message);
