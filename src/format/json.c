@@ -3,7 +3,7 @@
 
 #include "base/buf.h"
 #include "format/file.h"
-#include "format/json_check.h"
+#include "format/json_scan.h"
 
 #include <errno.h>
 #include <math.h>
@@ -19,7 +19,15 @@ hr_status hr_json_parse(const char *text, size_t len, size_t max_bytes, cJSON **
     if (len > max_bytes)
         return hr_fail(err, HR_ERR_LIMIT, "JSON of %zu bytes is over the limit of %zu", len,
                        max_bytes);
-    return hr_json_read(text, len, out, err);
+    hr_json_scan scan = {.text = (const unsigned char *)text, .len = len, .err = err};
+    cJSON *tree = NULL;
+    HR_TRY(hr_json_next_tree(&scan, &tree));
+    hr_status status = hr_json_end(&scan);
+    if (status == HR_OK)
+        *out = tree;
+    else
+        cJSON_Delete(tree);
+    return status;
 }
 
 hr_status hr_json_parse_file(const char *path, size_t max_bytes, cJSON **out, hr_error *err) {

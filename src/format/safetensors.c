@@ -3,6 +3,7 @@
 #include "format/safetensors.h"
 
 #include "format/json.h"
+#include "format/json_scan.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,8 @@ struct hr_safetensors {
     int fd;         /* of a file whose tensors are fetched one by one; else -1 */
     struct stat opened;
     char *label;
-    cJSON *header; /* keeps the names and the metadata */
+    cJSON *metadata; /* NULL: none */
+    char *names;
     hr_tensor *tensors;
     size_t n;
     size_t *by_name; /* indices of tensors, sorted by name */
@@ -33,70 +35,230 @@ typedef struct hr_extent {
     uint64_t begin, end;
 } hr_extent;
 
-static hr_status corrupt(const hr_safetensors *file, hr_error *err, const char *name,
-                         const char *what) {
-    return hr_fail(err, HR_ERR_CORRUPT, "%s: tensor %.200s: %s", file->label, name, what);
+/* The header while it is read. */
+typedef struct hr_header {
+    hr_safetensors *file;
+    hr_extent *extents;
+    size_t n, cap;
+    size_t
+        names_used; /* a name and its NUL take less than they do in the header, with its quotes */
+    bool judged;    /* what failed is not the JSON, but what it says */
+    hr_error *err;
+    /* The entry being read. */
+    hr_json_scan entry; /* where it begins */
+    size_t n_offsets;
+    bool has_dtype, has_shape, has_offsets, has_more;
+} hr_header;
+
+static hr_status corrupt(hr_header *h, const char *what) {
+    h->judged = true;
+    return hr_fail(h->err, HR_ERR_CORRUPT, "%s: tensor %.200s: %s", h->file->label,
+                   h->extents[h->n].tensor.name, what);
+}
+
+static hr_status skip_value(hr_json_scan *scan) {
+    cJSON *tree = NULL;
+    hr_status status = hr_json_next_tree(scan, &tree);
+    if (status == HR_OK)
+        cJSON_Delete(tree);
+    return status;
+}
+
+/* The next value is of another kind than what must stand there; malformed JSON is told first. */
+static hr_status other_kind(hr_header *h, hr_json_scan *scan, const char *what) {
+    HR_TRY(skip_value(scan));
+    return corrupt(h, what);
 }
 
 /* A JSON number that is a whole number below 2^63; anything else is not a size. */
-static bool as_size(const cJSON *item, uint64_t *out) {
-    if (!cJSON_IsNumber(item))
-        return false;
-    double value = item->valuedouble;
+static hr_status read_size(hr_header *h, hr_json_scan *scan, const char *otherwise, uint64_t *out) {
+    double value = -1;
+    int first = hr_json_peek(scan);
+    if (first != '-' && (first < '0' || first > '9'))
+        return other_kind(h, scan, otherwise);
+    HR_TRY(hr_json_next_number(scan, &value));
     if (!(value >= 0 && value < 0x1p63) || value != (double)(uint64_t)value)
-        return false;
+        return corrupt(h, otherwise);
     *out = (uint64_t)value;
-    return true;
-}
-
-static hr_status read_shape(const hr_safetensors *file, const cJSON *entry, const char *name,
-                            hr_tensor *tensor, hr_error *err) {
-    const cJSON *shape = hr_json_get(entry, "shape");
-    if (!cJSON_IsArray(shape))
-        return corrupt(file, err, name, "shape is not an array");
-    for (const cJSON *dim = shape->child; dim != NULL; dim = dim->next) {
-        if (tensor->ndim == HR_TENSOR_MAX_DIMS)
-            return corrupt(file, err, name, "shape has more than 8 dimensions");
-        if (!as_size(dim, &tensor->shape[tensor->ndim++]))
-            return corrupt(file, err, name, "shape holds something that is not a size");
-    }
     return HR_OK;
 }
 
-static hr_status read_entry(const hr_safetensors *file, const cJSON *entry, hr_extent *out,
-                            hr_error *err) {
-    const char *name = entry->string;
-    out->tensor.name = name;
-    if (!cJSON_IsObject(entry))
-        return corrupt(file, err, name, "header entry is not an object");
-    const cJSON *dtype = hr_json_get(entry, "dtype");
-    if (!cJSON_IsString(dtype))
-        return corrupt(file, err, name, "header entry has no dtype");
-    if (!hr_dtype_from_name(dtype->valuestring, &out->tensor.dtype))
-        return hr_fail(err, HR_ERR_DTYPE, "%s: tensor %.200s: dtype %.32s is not known",
-                       file->label, name, dtype->valuestring);
-    HR_TRY(read_shape(file, entry, name, &out->tensor, err));
-    const cJSON *offsets = hr_json_get(entry, "data_offsets");
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !as_size(offsets->child, &out->begin) || !as_size(offsets->child->next, &out->end))
-        return corrupt(file, err, name, "data_offsets is not a pair of sizes");
-    if (out->begin > out->end)
-        return hr_fail(err, HR_ERR_CORRUPT,
-                       "%s: tensor %.200s: data begins at %" PRIu64 " after its end at %" PRIu64,
-                       file->label, name, out->begin, out->end);
+static hr_status read_dim(void *ctx, hr_json_scan *scan, const hr_json_text *key) {
+    (void)key;
+    hr_header *h = ctx;
+    hr_tensor *tensor = &h->extents[h->n].tensor;
+    if (tensor->ndim == HR_TENSOR_MAX_DIMS)
+        return corrupt(h, "shape has more than 8 dimensions");
+    return read_size(h, scan, "shape holds something that is not a size",
+                     &tensor->shape[tensor->ndim++]);
+}
+
+static const char no_pair[] = "data_offsets is not a pair of sizes";
+
+static hr_status read_offset(void *ctx, hr_json_scan *scan, const hr_json_text *key) {
+    (void)key;
+    hr_header *h = ctx;
+    hr_extent *extent = &h->extents[h->n];
+    if (h->n_offsets == 2)
+        return corrupt(h, no_pair);
+    return read_size(h, scan, no_pair, h->n_offsets++ == 0 ? &extent->begin : &extent->end);
+}
+
+static hr_status read_dtype(hr_header *h, hr_json_scan *scan) {
+    hr_tensor *tensor = &h->extents[h->n].tensor;
+    hr_json_text text;
+    char name[80] = ""; /* none that is known is longer, even written in escapes */
+    if (hr_json_peek(scan) != '"')
+        return other_kind(h, scan, "header entry has no dtype");
+    HR_TRY(hr_json_next_string(scan, &text));
+    if (text.len < sizeof name)
+        hr_json_text_copy(&text, name);
+    else
+        memcpy(name, text.bytes, sizeof name - 1);
+    if (hr_dtype_from_name(name, &tensor->dtype))
+        return HR_OK;
+    h->judged = true;
+    return hr_fail(h->err, HR_ERR_DTYPE, "%s: tensor %.200s: dtype %.32s is not known",
+                   h->file->label, tensor->name, name);
+}
+
+static bool is_key(const hr_json_text *key, const char *name) {
+    char text[80]; /* "data_offsets" with each character as an escape has 72 */
+    if (!key->escapes)
+        return key->len == strlen(name) && memcmp(key->bytes, name, key->len) == 0;
+    if (key->len >= sizeof text)
+        return false;
+    hr_json_text_copy(key, text);
+    return strcmp(text, name) == 0;
+}
+
+/* A key of an entry; whatever is none of the three known ones once is looked at again as a whole.
+ */
+static hr_status read_field(void *ctx, hr_json_scan *scan, const hr_json_text *key) {
+    hr_header *h = ctx;
+    if (is_key(key, "dtype") && !h->has_dtype) {
+        h->has_dtype = true;
+        return read_dtype(h, scan);
+    }
+    if (is_key(key, "shape") && !h->has_shape) {
+        h->has_shape = true;
+        return hr_json_peek(scan) == '[' ? hr_json_next_array(scan, read_dim, h)
+                                         : other_kind(h, scan, "shape is not an array");
+    }
+    if (is_key(key, "data_offsets") && !h->has_offsets) {
+        h->has_offsets = true;
+        return hr_json_peek(scan) == '[' ? hr_json_next_array(scan, read_offset, h)
+                                         : other_kind(h, scan, no_pair);
+    }
+    h->has_more = true;
+    return skip_value(scan);
+}
+
+static hr_status refuse_twice(hr_header *h, const char *key) {
+    h->judged = true;
+    return hr_fail(h->err, HR_ERR_CORRUPT, "%s: header has the key %.200s twice (duplicate)",
+                   h->file->label, key);
+}
+
+static hr_status check_unique_keys(hr_header *h, const cJSON *tree) {
+    const char *twice = hr_json_duplicate_key(tree);
+    return twice != NULL ? refuse_twice(h, twice) : HR_OK;
+}
+
+/* Of an entry with other keys than the three, or one of them twice. */
+static hr_status check_more(hr_header *h) {
+    cJSON *tree = NULL;
+    HR_TRY(hr_json_next_tree(&h->entry, &tree));
+    hr_status status = check_unique_keys(h, tree);
+    cJSON_Delete(tree);
+    return status;
+}
+
+static hr_status check_entry(hr_header *h) {
+    hr_extent *extent = &h->extents[h->n];
+    hr_tensor *tensor = &extent->tensor;
     uint64_t elements, bytes;
-    if (!hr_shape_elements(out->tensor.shape, out->tensor.ndim, &elements) ||
-        __builtin_mul_overflow(elements, hr_dtype_size(out->tensor.dtype), &bytes))
-        return corrupt(file, err, name, "the product of the shape overflows");
-    if (bytes != out->end - out->begin) {
+    if (h->has_more)
+        HR_TRY(check_more(h));
+    if (!h->has_dtype)
+        return corrupt(h, "header entry has no dtype");
+    if (!h->has_shape)
+        return corrupt(h, "shape is not an array");
+    if (h->n_offsets != 2)
+        return corrupt(h, no_pair);
+    h->judged = true;
+    if (extent->begin > extent->end)
+        return hr_fail(h->err, HR_ERR_CORRUPT,
+                       "%s: tensor %.200s: data begins at %" PRIu64 " after its end at %" PRIu64,
+                       h->file->label, tensor->name, extent->begin, extent->end);
+    if (!hr_shape_elements(tensor->shape, tensor->ndim, &elements) ||
+        __builtin_mul_overflow(elements, hr_dtype_size(tensor->dtype), &bytes))
+        return corrupt(h, "the product of the shape overflows");
+    if (bytes != extent->end - extent->begin) {
         char shape[128];
         return hr_fail(
-            err, HR_ERR_CORRUPT,
+            h->err, HR_ERR_CORRUPT,
             "%s: tensor %.200s: shape %s of %s needs %" PRIu64 " bytes, its offsets hold %" PRIu64,
-            file->label, name, hr_shape_format(out->tensor.shape, out->tensor.ndim, shape, 128),
-            hr_dtype_name(out->tensor.dtype), bytes, out->end - out->begin);
+            h->file->label, tensor->name, hr_shape_format(tensor->shape, tensor->ndim, shape, 128),
+            hr_dtype_name(tensor->dtype), bytes, extent->end - extent->begin);
     }
-    out->tensor.bytes = bytes;
+    h->judged = false;
+    tensor->bytes = bytes;
+    return HR_OK;
+}
+
+static hr_status check_metadata(hr_header *h) {
+    const hr_safetensors *file = h->file;
+    HR_TRY(check_unique_keys(h, file->metadata));
+    h->judged = true;
+    if (!cJSON_IsObject(file->metadata) && !cJSON_IsNull(file->metadata))
+        return hr_fail(h->err, HR_ERR_CORRUPT, "%s: __metadata__ is not an object", file->label);
+    for (const cJSON *item = file->metadata->child; item != NULL; item = item->next) {
+        if (!cJSON_IsString(item))
+            return hr_fail(h->err, HR_ERR_CORRUPT, "%s: __metadata__ %.100s is not a string",
+                           file->label, item->string);
+    }
+    h->judged = false;
+    return HR_OK;
+}
+
+static bool make_room(hr_header *h) {
+    if (h->n < h->cap)
+        return true;
+    size_t cap = h->cap > 0 ? 2 * h->cap : 64;
+    hr_extent *more = realloc(h->extents, cap * sizeof *more);
+    if (more == NULL)
+        return false;
+    h->extents = more;
+    h->cap = cap;
+    return true;
+}
+
+static hr_status read_entry(void *ctx, hr_json_scan *scan, const hr_json_text *key) {
+    hr_header *h = ctx;
+    char *name = h->file->names + h->names_used;
+    size_t len = hr_json_text_copy(key, name);
+    if (strcmp(name, "__metadata__") == 0) {
+        if (h->file->metadata != NULL)
+            return refuse_twice(h, "__metadata__");
+        HR_TRY(hr_json_next_tree(scan, &h->file->metadata));
+        return check_metadata(h);
+    }
+    if (!make_room(h)) {
+        h->judged = true;
+        return hr_fail(h->err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", h->file->label,
+                       h->n + 1);
+    }
+    h->extents[h->n] = (hr_extent){.tensor = {.name = name}};
+    h->names_used += len + 1;
+    h->has_dtype = h->has_shape = h->has_offsets = h->has_more = false;
+    h->n_offsets = 0;
+    h->entry = *scan;
+    if (hr_json_peek(scan) != '{')
+        return other_kind(h, scan, "header entry is not an object");
+    HR_TRY(hr_json_next_object(scan, read_field, h));
+    HR_TRY(check_entry(h));
+    h->n++;
     return HR_OK;
 }
 
@@ -134,19 +296,6 @@ static hr_status check_cover(const hr_safetensors *file, const hr_extent *extent
     return HR_OK;
 }
 
-static hr_status check_metadata(const hr_safetensors *file, const cJSON *metadata, hr_error *err) {
-    if (cJSON_IsNull(metadata))
-        return HR_OK;
-    if (!cJSON_IsObject(metadata))
-        return hr_fail(err, HR_ERR_CORRUPT, "%s: __metadata__ is not an object", file->label);
-    for (const cJSON *item = metadata->child; item != NULL; item = item->next) {
-        if (!cJSON_IsString(item))
-            return hr_fail(err, HR_ERR_CORRUPT, "%s: __metadata__ %.100s is not a string",
-                           file->label, item->string);
-    }
-    return HR_OK;
-}
-
 static uint64_t header_length(const unsigned char *bytes) {
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--)
@@ -154,7 +303,8 @@ static uint64_t header_length(const unsigned char *bytes) {
     return length;
 }
 
-static hr_status parse_header(hr_safetensors *file, uint64_t *data_start, hr_error *err) {
+/* Where the JSON of the header is; *data_start: where it ends. */
+static hr_status find_header(const hr_safetensors *file, uint64_t *data_start, hr_error *err) {
     if (file->size < 8)
         return hr_fail(err, HR_ERR_CORRUPT,
                        "%s: cut short: a safetensors file has at least 8 bytes, this one %" PRIu64,
@@ -170,20 +320,10 @@ static hr_status parse_header(hr_safetensors *file, uint64_t *data_start, hr_err
                        "%s: cut short: header needs %" PRIu64 " bytes, the file has %" PRIu64
                        "; fetch the file again",
                        file->label, length + 8, file->size);
-    const char *text = (const char *)file->bytes + 8;
-    if (length == 0 || text[0] != '{')
+    if (length == 0 || file->bytes[8] != '{')
         return hr_fail(err, HR_ERR_CORRUPT,
                        "%s: not a safetensors file: the header does not begin with '{'",
                        file->label);
-    hr_status status = hr_json_parse(text, length, HR_SAFETENSORS_MAX_HEADER, &file->header, err);
-    if (status == HR_ERR_INVALID && err != NULL)
-        err->status = status = HR_ERR_CORRUPT;
-    if (status != HR_OK)
-        return hr_fail_context(err, HR_ERR_CORRUPT, "%s: header", file->label);
-    const char *twice = hr_json_duplicate_key(file->header);
-    if (twice != NULL)
-        return hr_fail(err, HR_ERR_CORRUPT, "%s: header has the key %.200s twice (duplicate)",
-                       file->label, twice);
     *data_start = length + 8;
     return HR_OK;
 }
@@ -193,44 +333,82 @@ static int compare_names(const void *a, const void *b, void *tensors) {
     return strcmp(list[*(const size_t *)a].name, list[*(const size_t *)b].name);
 }
 
-/* Entries of the header into file->tensors, in data order. */
-static hr_status read_tensors(hr_safetensors *file, uint64_t data_start, hr_error *err) {
-    size_t n = (size_t)cJSON_GetArraySize(file->header), used = 0;
-    hr_extent *extents = calloc(n + 1, sizeof *extents);
-    file->tensors = calloc(n + 1, sizeof *file->tensors);
-    file->by_name = calloc(n + 1, sizeof *file->by_name);
-    hr_status status = HR_OK;
-    if (extents == NULL || file->tensors == NULL || file->by_name == NULL)
-        status = hr_fail(err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file->label, n);
-    for (const cJSON *entry = file->header->child; status == HR_OK && entry != NULL;
-         entry = entry->next) {
-        if (strcmp(entry->string, "__metadata__") == 0)
-            status = check_metadata(file, entry, err);
-        else
-            status = read_entry(file, entry, &extents[used++], err);
+static int compare_entries(const void *a, const void *b) {
+    return strcmp(((const hr_extent *)a)->tensor.name, ((const hr_extent *)b)->tensor.name);
+}
+
+static bool in_order(const hr_extent *extents, size_t n,
+                     int (*compare)(const void *a, const void *b)) {
+    for (size_t i = 1; i < n; i++) {
+        if (compare(&extents[i - 1], &extents[i]) >= 0)
+            return false;
     }
-    if (status != HR_OK)
-        goto out;
-    qsort(extents, used, sizeof *extents, compare_extents);
-    status = check_cover(file, extents, used, data_start, err);
-    if (status != HR_OK)
-        goto out;
-    for (size_t i = 0; i < used; i++) {
-        file->tensors[i] = extents[i].tensor;
-        file->tensors[i].data = file->bytes + data_start + extents[i].begin;
+    return true;
+}
+
+/* Headers mostly are in order of names, of data, or both. */
+static hr_status check_unique_names(hr_header *h) {
+    if (in_order(h->extents, h->n, compare_entries))
+        return HR_OK;
+    qsort(h->extents, h->n, sizeof *h->extents, compare_entries);
+    for (size_t i = 1; i < h->n; i++) {
+        if (compare_entries(&h->extents[i - 1], &h->extents[i]) == 0)
+            return refuse_twice(h, h->extents[i].tensor.name);
+    }
+    return HR_OK;
+}
+
+/* Extents into file->tensors, in data order. */
+static hr_status keep_tensors(hr_header *h, uint64_t data_start) {
+    hr_safetensors *file = h->file;
+    HR_TRY(check_unique_names(h));
+    if (!in_order(h->extents, h->n, compare_extents))
+        qsort(h->extents, h->n, sizeof *h->extents, compare_extents);
+    HR_TRY(check_cover(file, h->extents, h->n, data_start, h->err));
+    file->tensors = calloc(h->n + 1, sizeof *file->tensors);
+    file->by_name = calloc(h->n + 1, sizeof *file->by_name);
+    if (file->tensors == NULL || file->by_name == NULL)
+        return hr_fail(h->err, HR_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file->label,
+                       h->n);
+    for (size_t i = 0; i < h->n; i++) {
+        file->tensors[i] = h->extents[i].tensor;
+        file->tensors[i].data = file->bytes + data_start + h->extents[i].begin;
         file->by_name[i] = i;
     }
-    file->n = used;
-    qsort_r(file->by_name, used, sizeof *file->by_name, compare_names, file->tensors);
-out:
-    free(extents);
+    file->n = h->n;
+    if (!in_order(h->extents, h->n, compare_entries))
+        qsort_r(file->by_name, h->n, sizeof *file->by_name, compare_names, file->tensors);
+    return HR_OK;
+}
+
+static hr_status read_header_text(hr_header *h, size_t length) {
+    hr_json_scan scan = {.text = h->file->bytes + 8, .len = length, .err = h->err};
+    hr_status status = hr_json_next_object(&scan, read_entry, h);
+    if (status == HR_OK)
+        status = hr_json_end(&scan);
+    return status == HR_OK || h->judged
+               ? status
+               : hr_fail_context(h->err, HR_ERR_CORRUPT, "%s: header", h->file->label);
+}
+
+static hr_status parse_header(hr_safetensors *file, hr_error *err) {
+    uint64_t data_start = 0;
+    hr_error local;
+    hr_header h = {.file = file, .err = err != NULL ? err : &local};
+    HR_TRY(find_header(file, &data_start, h.err));
+    file->names = malloc(data_start);
+    if (file->names == NULL)
+        return hr_fail(h.err, HR_ERR_NO_MEMORY, "%s: no memory for its names", file->label);
+    hr_status status = read_header_text(&h, data_start - 8);
+    if (status == HR_OK)
+        status = keep_tensors(&h, data_start);
+    free(h.extents);
     return status;
 }
 
 /* Takes an owned mapping over, also when it fails. Reads the header only. */
 static hr_status open_bytes(const void *bytes, uint64_t size, bool owned, const char *label,
                             hr_safetensors **out, hr_error *err) {
-    uint64_t data_start = 0;
     hr_safetensors *file = calloc(1, sizeof *file);
     if (file == NULL || (file->label = strdup(label)) == NULL) {
         free(file);
@@ -242,9 +420,7 @@ static hr_status open_bytes(const void *bytes, uint64_t size, bool owned, const 
     file->size = size;
     file->owned = owned;
     file->fd = -1;
-    hr_status status = parse_header(file, &data_start, err);
-    if (status == HR_OK)
-        status = read_tensors(file, data_start, err);
+    hr_status status = parse_header(file, err);
     if (status != HR_OK) {
         hr_safetensors_close(file);
         return status;
@@ -403,7 +579,8 @@ void hr_safetensors_close(hr_safetensors *file) {
         munmap((void *)(uintptr_t)file->bytes, file->size);
     if (file->fd >= 0)
         close(file->fd);
-    cJSON_Delete(file->header);
+    cJSON_Delete(file->metadata);
+    free(file->names);
     free(file->by_name);
     free(file->tensors);
     free(file->label);
@@ -435,7 +612,7 @@ const hr_tensor *hr_safetensors_find(const hr_safetensors *file, const char *nam
 }
 
 const char *hr_safetensors_metadata(const hr_safetensors *file, const char *key) {
-    const cJSON *item = hr_json_get(hr_json_get(file->header, "__metadata__"), key);
+    const cJSON *item = hr_json_get(file->metadata, key);
     return cJSON_IsString(item) ? item->valuestring : NULL;
 }
 
