@@ -283,9 +283,16 @@ static hr_status call(input *in, hr_receiver *receiver, int64_t *owned, hr_error
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     counting_sink sink = {0};
-    hr_receiver_sink ops = {
-        &sink,           sink_register,   sink_forget,    sink_build,        sink_discard,
-        sink_base_begin, sink_base_write, sink_base_seal, sink_base_abandon, sink_publish};
+    hr_receiver_sink ops = {.self = &sink,
+                            .register_adapter = sink_register,
+                            .forget_adapter = sink_forget,
+                            .build_adapter = sink_build,
+                            .discard_adapter = sink_discard,
+                            .base_begin = sink_base_begin,
+                            .base_write = sink_base_write,
+                            .base_seal = sink_base_seal,
+                            .base_abandon = sink_base_abandon,
+                            .publish = sink_publish};
     hr_receiver_options options = {.instance = "fuzz", .base_mode = "shadow"};
     hr_receiver *receiver = NULL;
     HR_ASSERT(hr_receiver_create(&options, &ops, &receiver, NULL) == HR_OK);
