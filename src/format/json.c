@@ -126,6 +126,12 @@ static hr_status exact_integer(const cJSON *item, const char *what, double *out,
     return HR_OK;
 }
 
+/* The digits of an integer that were kept beside a number, or make up a string; NULL: none. */
+static const char *digits_of(const cJSON *item, hr_json_int_form form) {
+    bool taken = cJSON_IsNumber(item) || (form == HR_JSON_DIGITS && cJSON_IsString(item));
+    return taken ? item->valuestring : NULL;
+}
+
 /* Only digits, after a minus where one is allowed; strtoull alone would take space and signs. */
 static bool is_digits(const char *text, bool minus) {
     if (minus && *text == '-')
@@ -137,12 +143,13 @@ static bool is_digits(const char *text, bool minus) {
 hr_status hr_json_u64(const cJSON *item, const char *what, uint64_t min, uint64_t max,
                       hr_json_int_form form, uint64_t *out, hr_error *err) {
     uint64_t value;
-    if (form == HR_JSON_DIGITS && cJSON_IsString(item)) {
+    const char *digits = digits_of(item, form);
+    if (digits != NULL) {
         errno = 0;
-        value = strtoull(item->valuestring, NULL, 10);
-        if (!is_digits(item->valuestring, false) || errno != 0)
+        value = strtoull(digits, NULL, 10);
+        if (!is_digits(digits, false) || errno != 0)
             return hr_fail(err, HR_ERR_INVALID, "%s: wanted an integer of 64 bits, came \"%.64s\"",
-                           what, item->valuestring);
+                           what, digits);
     } else {
         double exact = 0;
         HR_TRY(exact_integer(item, what, &exact, err));
@@ -161,12 +168,13 @@ hr_status hr_json_u64(const cJSON *item, const char *what, uint64_t min, uint64_
 hr_status hr_json_i64(const cJSON *item, const char *what, int64_t min, int64_t max,
                       hr_json_int_form form, int64_t *out, hr_error *err) {
     int64_t value;
-    if (form == HR_JSON_DIGITS && cJSON_IsString(item)) {
+    const char *digits = digits_of(item, form);
+    if (digits != NULL) {
         errno = 0;
-        value = strtoll(item->valuestring, NULL, 10);
-        if (!is_digits(item->valuestring, true) || errno != 0)
+        value = strtoll(digits, NULL, 10);
+        if (!is_digits(digits, true) || errno != 0)
             return hr_fail(err, HR_ERR_INVALID, "%s: wanted an integer of 64 bits, came \"%.64s\"",
-                           what, item->valuestring);
+                           what, digits);
     } else {
         double exact = 0;
         HR_TRY(exact_integer(item, what, &exact, err));

@@ -40,8 +40,9 @@ cJSON *hr_json_get_present(const cJSON *obj, const char *key);
 const char *hr_json_kind(const cJSON *item);
 
 /* Values by themselves; what names the value in the message ("vocab_size", "stop[2]"). Integers
- * must be integral, within [min, max] and at most 2^53 in magnitude. HR_JSON_DIGITS also takes a
- * string of decimal digits, exact over the whole 64 bits. ERR_INVALID. */
+ * must be integral and within [min, max]; they are exact over the whole 64 bits, and at most 2^53
+ * in magnitude when written with a point or an exponent. HR_JSON_DIGITS also takes a string of
+ * decimal digits. ERR_INVALID. */
 typedef enum hr_json_int_form { HR_JSON_NUMBER, HR_JSON_DIGITS } hr_json_int_form;
 hr_status hr_json_u64(const cJSON *item, const char *what, uint64_t min, uint64_t max,
                       hr_json_int_form form, uint64_t *out, hr_error *err);

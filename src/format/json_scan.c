@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NUMBER = 63, MAX_EXACT_DIGITS = 15 };
+enum { MAX_NUMBER = 63, MAX_EXACT_DIGITS = 15, MAX_64_BIT_DIGITS = 20 };
 
 static hr_status wrong(const hr_json_scan *s, const char *what) {
     return hr_fail(s->err, HR_ERR_INVALID, "malformed JSON at byte %zu: %s", s->at, what);
@@ -349,8 +349,25 @@ static hr_status fill_string(hr_json_scan *s, cJSON *node) {
     return HR_OK;
 }
 
+/* An integer that a double may not hold keeps its digits, beside the nearest double. */
+static hr_status keep_digits(const hr_json_scan *s, size_t start, cJSON *node) {
+    size_t len = s->at - start;
+    for (size_t i = start; i < s->at; i++)
+        if (strchr(".eE", s->text[i]) != NULL)
+            return HR_OK;
+    node->valuestring = cJSON_malloc(len + 1);
+    if (node->valuestring == NULL)
+        return no_memory(s);
+    memcpy(node->valuestring, s->text + start, len);
+    node->valuestring[len] = '\0';
+    return HR_OK;
+}
+
 static hr_status fill_number(hr_json_scan *s, cJSON *node) {
+    size_t start = s->at;
     HR_TRY(check_number(s, &node->valuedouble));
+    if (s->at - start > MAX_EXACT_DIGITS && s->at - start <= MAX_64_BIT_DIGITS)
+        HR_TRY(keep_digits(s, start, node));
     double value = node->valuedouble;
     node->type |= cJSON_Number;
     node->valueint = value >= INT_MAX ? INT_MAX : value <= INT_MIN ? INT_MIN : (int)value;

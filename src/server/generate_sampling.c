@@ -198,8 +198,12 @@ static hr_status read_seed(const cJSON *params, const char *what, hr_sampling_pa
     if (seed == NULL)
         return HR_OK;
     snprintf(name, sizeof name, "%s.sampling_seed", what);
-    HR_TRY(hr_json_u64(seed, name, 0, UINT64_MAX, HR_JSON_DIGITS, &sampling->seed, err));
     sampling->has_seed = true;
+    if (!cJSON_IsNumber(seed) || seed->valuedouble >= 0)
+        return hr_json_u64(seed, name, 0, UINT64_MAX, HR_JSON_DIGITS, &sampling->seed, err);
+    int64_t below_zero = 0;
+    HR_TRY(hr_json_i64(seed, name, INT64_MIN, -1, HR_JSON_NUMBER, &below_zero, err));
+    sampling->seed = (uint64_t)below_zero;
     return HR_OK;
 }
 

@@ -260,6 +260,48 @@ static void digit_strings_are_exact_where_they_are_taken(void **state) {
     cJSON_Delete(o);
 }
 
+static void integers_are_exact_over_64_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t value;
+    } good[] = {{"9007199254740993", 9007199254740993u},
+                {"9223372036854775807", INT64_MAX},
+                {"18446744073709551615", UINT64_MAX},
+                {"1000000000000000", 1000000000000000u},
+                {"1e15", 1000000000000000u}};
+    static const char *const bad[] = {
+        "18446744073709551616",     "9007199254740995.0", "1e19",
+        "123456789012345678901234", "-9007199254740993",  "1234567890.12345678"};
+    hr_error err = {0};
+    for (size_t k = 0; k < sizeof good / sizeof *good; k++) {
+        cJSON *tree = NULL;
+        uint64_t u = 0;
+        assert_ok(hr_json_parse(good[k].text, strlen(good[k].text), 0, &tree, &err), &err);
+        assert_ok(hr_json_u64(tree, "x", 0, UINT64_MAX, HR_JSON_NUMBER, &u, &err), &err);
+        assert_true(u == good[k].value);
+        cJSON_Delete(tree);
+    }
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+        cJSON *tree = NULL;
+        uint64_t u = 0;
+        assert_ok(hr_json_parse(bad[k], strlen(bad[k]), 0, &tree, &err), &err);
+        assert_refused(hr_json_u64(tree, "x", 0, UINT64_MAX, HR_JSON_NUMBER, &u, &err), &err,
+                       "x: wanted an integer");
+        cJSON_Delete(tree);
+    }
+    static const char least[] = "-9223372036854775808", less[] = "-9223372036854775809";
+    cJSON *tree = NULL;
+    int64_t i = 0;
+    assert_ok(hr_json_parse(least, strlen(least), 0, &tree, &err), &err);
+    assert_ok(hr_json_i64(tree, "x", INT64_MIN, 0, HR_JSON_NUMBER, &i, &err), &err);
+    assert_true(i == INT64_MIN);
+    cJSON_Delete(tree);
+    assert_ok(hr_json_parse(less, strlen(less), 0, &tree, &err), &err);
+    assert_refused(hr_json_i64(tree, "x", INT64_MIN, 0, HR_JSON_NUMBER, &i, &err), &err, "x:");
+    cJSON_Delete(tree);
+}
+
 static void other_kinds_are_named_when_they_come_instead(void **state) {
     (void)state;
     cJSON *o = NULL;
@@ -390,6 +432,7 @@ int main(void) {
         cmocka_unit_test(a_key_that_stands_twice_is_found_at_any_depth),
         cmocka_unit_test(numbers_are_checked_for_kind_and_range),
         cmocka_unit_test(digit_strings_are_exact_where_they_are_taken),
+        cmocka_unit_test(integers_are_exact_over_64_bits),
         cmocka_unit_test(other_kinds_are_named_when_they_come_instead),
         cmocka_unit_test(a_document_is_written_as_json),
         cmocka_unit_test(strings_keep_valid_utf8_and_replace_the_rest),

@@ -113,7 +113,9 @@ static void each_refused_sampling_parameter_is_named(void **state) {
         {"\"logit_bias\":{\"x\":1}", "logit_bias"},
         {"\"logit_bias\":{\"-1\":1}", "logit_bias"},
         {"\"logit_bias\":{\"3\":\"1\"}", "logit_bias[\"3\"]"},
-        {"\"sampling_seed\":-3", "sampling_seed"},
+        {"\"sampling_seed\":18446744073709551616", "sampling_seed"},
+        {"\"sampling_seed\":-9223372036854775809", "sampling_seed"},
+        {"\"sampling_seed\":1.5", "sampling_seed"},
         {"\"json_schema\":\"{}\"", "json_schema"},
         {"\"regex\":\"a\"", "regex"},
         {"\"ebnf\":\"a\"", "ebnf"},
@@ -150,6 +152,28 @@ static void defaults_are_sglangs(void **state) {
     assert_true(item->skip_special_tokens && item->spaces_between_special_tokens);
     assert_false(item->no_stop_trim);
     hr_generate_request_free(&r);
+}
+
+static void a_seed_is_any_integer_of_64_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *body;
+        uint64_t seed;
+    } table[] = {
+        {"{\"input_ids\":[5],\"sampling_params\":{\"sampling_seed\":9007199254740993}}",
+         9007199254740993u},
+        {"{\"input_ids\":[5],\"sampling_params\":{\"sampling_seed\":18446744073709551615}}",
+         UINT64_MAX},
+        {"{\"input_ids\":[5],\"sampling_params\":{\"sampling_seed\":-1}}", UINT64_MAX},
+        {"{\"input_ids\":[5],\"sampling_params\":{\"sampling_seed\":-9223372036854775808}}",
+         (uint64_t)1 << 63},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        hr_generate_request r = parse(table[i].body);
+        assert_true(r.items[0].sampling.has_seed);
+        assert_true(r.items[0].sampling.seed == table[i].seed);
+        hr_generate_request_free(&r);
+    }
 }
 
 static void every_parameter_reaches_the_item(void **state) {
@@ -276,6 +300,7 @@ int main(void) {
         cmocka_unit_test(each_refusal_names_the_field),
         cmocka_unit_test(each_refused_sampling_parameter_is_named),
         cmocka_unit_test(defaults_are_sglangs),
+        cmocka_unit_test(a_seed_is_any_integer_of_64_bits),
         cmocka_unit_test(every_parameter_reaches_the_item),
         cmocka_unit_test(lists_are_read_prompt_by_prompt),
         cmocka_unit_test(samples_of_a_prompt_stand_together),
