@@ -213,8 +213,10 @@ static hr_status register_adapter(void *self, const hr_registration *registratio
     hr_status status = check_config(u, registration, err);
     if (status != HR_OK)
         return hr_fail_context(err, status, "LoRA adapter '%s'", registration->name);
-    return hr_update_is_registered(u, registration->name) ? HR_OK
-                                                          : reserve_name(u, registration, err);
+    hr_adapter_reservation *reservation = reservation_of(u, registration->name);
+    return reservation == NULL
+               ? reserve_name(u, registration, err)
+               : hr_adapter_store_pin_reserved(u->c.store, reservation, registration->pinned, err);
 }
 
 static void forget_adapter(void *self, const char *name) {

@@ -179,6 +179,18 @@ hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char 
     return status;
 }
 
+hr_status hr_adapter_store_pin_reserved(hr_adapter_store *store,
+                                        hr_adapter_reservation *reservation, bool pinned,
+                                        hr_error *err) {
+    hr_adapter_version *version = reservation->version;
+    pthread_mutex_lock(&store->lock);
+    hr_status status = check_pin(store, version->name, pinned && !version->pinned, err);
+    if (status == HR_OK)
+        version->pinned = pinned;
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
 void hr_adapter_store_cancel(hr_adapter_store *store, hr_adapter_reservation *reservation) {
     if (reservation == NULL)
         return;

@@ -92,6 +92,12 @@ hr_status hr_adapter_store_reserve_streamed(hr_adapter_store *store, const char 
                                             const char *path, bool pinned, bool displaces,
                                             hr_adapter_reservation **out, hr_error *err);
 
+/* The name is registered again: whether it will be pinned may change. HR_ERR_LIMIT as of reserve.
+ */
+hr_status hr_adapter_store_pin_reserved(hr_adapter_store *store,
+                                        hr_adapter_reservation *reservation, bool pinned,
+                                        hr_error *err);
+
 typedef struct hr_adapter_publication {
     const char *name;
     hr_adapter_reservation *reservation; /* of a new name; NULL: the name may be published */

@@ -176,6 +176,17 @@ def test_a_registration_answers_as_a_load_does(engine, adapter):
     assert engine.unload("a")["loaded_adapters"] == {}
 
 
+def test_a_name_that_is_registered_again_pins_no_more_than_one_that_is_new(tiny_dir, adapter):
+    with Engine(tiny_dir, "--max-loras-per-batch", 2, skip_tokenizer=True) as engine:
+        for _ in range(2):
+            register(engine, "a", adapter)
+            assert register(engine, "a", adapter, pinned=True)["pinned"] is True
+        register(engine, "b", adapter)
+        refuse(engine, "register_lora_adapter", "starvation", lora_name="b", config_dict=adapter.config, pinned=True)
+        register(engine, "a", adapter)
+        register(engine, "b", adapter, pinned=True)
+
+
 def test_a_registration_is_checked_before_any_byte_moves(engine, adapter):
     config = adapter.config
     refuse(engine, "register_lora_adapter", "must not contain ':'", lora_name="a:b", config_dict=config)
