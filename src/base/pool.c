@@ -6,6 +6,7 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,8 +17,9 @@
 
 /* A waiting worker spins, then sleeps. For its next job it spins about 100 us, longer than the gap
  * between two steps of a busy engine. In a barrier it spins for less: workers come there together,
- * and the one that comes late has often lost its core, perhaps to the very worker that waits. */
-enum { SPINS_FOR_A_JOB = 8000, SPINS_IN_A_BARRIER = 2000 };
+ * and the one that comes late has often lost its core, perhaps to the very worker that waits. It
+ * yields for about a millisecond then, since waking many sleepers takes longer than most waits. */
+enum { SPINS_FOR_A_JOB = 8000, SPINS_IN_A_BARRIER = 2000, YIELDS_IN_A_BARRIER = 2000 };
 
 struct hr_pool {
     unsigned n_workers, n_started;
@@ -94,6 +96,11 @@ static void wait_for_phase_after(hr_pool *pool, unsigned worker, uint32_t phase)
         _mm_pause();
     }
     hr_core_leave_shared(pool->cores, worker, pool->n_workers);
+    for (int i = 0; i < YIELDS_IN_A_BARRIER; i++) {
+        if (is_over(pool, phase))
+            return;
+        sched_yield();
+    }
     atomic_fetch_add(&pool->barrier_sleepers, 1);
     while (!is_over(pool, phase))
         futex_wait(&pool->phase, phase);

@@ -1,9 +1,9 @@
 /* Nothing allocates, locks or calls the system on the step path.
  *
  * The kernel itself is the witness: after a warm-up every thread of a child process gets a seccomp
- * filter under which any system call but a sleeping worker's futex, its move to another core and the
- * exit kills the process, and then steps are run. Calls that need no system (malloc from its own
- * pages, a free mutex) are counted by wrapping them at link time. */
+ * filter under which any system call but a waiting worker's futex, yield and move to another
+ * core and the exit kills the process, and then steps are run. Calls that need no system (malloc
+ * from its own pages, a free mutex) are counted by wrapping them at link time. */
 #include "model/step.h"
 #include "tiny_model.h"
 
@@ -48,6 +48,7 @@ static bool forbid_system_calls(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         ALLOW(SYS_futex),
+        ALLOW(SYS_sched_yield),
         ALLOW(SYS_sched_getaffinity),
         ALLOW(SYS_sched_setaffinity),
         ALLOW(SYS_exit_group),
