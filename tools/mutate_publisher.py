@@ -10,7 +10,7 @@ import mutate_sessions as harness
 
 P, T = "src/publish/", "src/transport/"
 SOURCES = harness.SOURCES + ["src/tensor/convert.c", "src/base/log.c"] + ["src/format/" + name + ".c" for name in (
-    "base64", "file", "json", "json_check", "json_writer", "safetensors", "safetensors_write", "torch_write")] + [
+    "base64", "file", "json", "json_check", "json_scan", "json_writer", "safetensors", "safetensors_write", "torch_write")] + [
     P + name + ".c" for name in ("bucket", "fleet", "gather", "ledger", "publisher", "push", "push_declare",
                                   "push_session", "push_stream", "receipt", "round")] + [
     T + name + ".c" for name in (
