@@ -1,6 +1,6 @@
 /* A push from the first check to the receipt.
  *
- * All ranks make the same rounds (round.h): what is pushed; one for each adapter that is
+ * All ranks make the same rounds (round.h): what is pushed; one for every few adapters that are
  * registered; one for each bucket, whose first also says whether the session was begun, before
  * anybody sends; then prepared; committed. Rank 0 alone drives the session between them, every rank
  * sends its own buckets. A lone publisher makes the same rounds with itself. */

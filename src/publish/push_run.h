@@ -103,7 +103,7 @@ hr_status hr_push_declare(hr_push_run *run, bool *skip, hr_error *err);
 /* ---- push_session.c ---- */
 
 /* Rank 0 pauses and flushes where asked, registers, begins. All ranks call it: with a round for
- * each adapter nobody waits longer for the others when there are more adapters. How begin ended is
+ * every few adapters nobody waits longer for the others when there are more of them. How begin ended is
  * told in the round that follows. */
 hr_status hr_push_open(hr_push_run *run, hr_error *err);
 /* The rest of it on rank 0 alone.

@@ -16,8 +16,9 @@ typedef struct hr_endpoint {
 /* One engine's part in one attempt: calls one after the other until the dialect is done. */
 typedef struct hr_step {
     const hr_endpoint *engine;
-    unsigned number;  /* of calls answered so far */
-    hr_status status; /* of the last one: HR_OK, or how the engine refused it */
+    const hr_push_adapter *registration; /* REGISTER: of this step; the request then has it alone */
+    unsigned number;                     /* of calls answered so far */
+    hr_status status;                    /* of the last one: HR_OK, or how the engine refused it */
     hr_error err;
     unsigned http_status;
     cJSON *reply; /* of the last call; NULL when it was not JSON */

@@ -262,9 +262,14 @@ static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer
 /* Asks the dialect for the next call; false when the stage is done for this engine. */
 static bool prepare_call(const http_transport *t, const hr_stage_request *request, hr_step *step,
                          hr_http_call *call) {
+    hr_stage_request own = *request;
+    if (step->registration != NULL) {
+        own.registrations = step->registration;
+        own.n_registrations = 1;
+    }
     clear_step(step);
     hr_buf_puts(&step->path, step->engine->url);
-    if (!t->dialect->next(request, step))
+    if (!t->dialect->next(&own, step))
         return false;
     if (step->path.failed || step->text.failed)
         return hr_step_fail(step, HR_ERR_NO_MEMORY, "no memory for a request");
@@ -392,9 +397,10 @@ static void run_steps(http_transport *t, const hr_stage_request *request, round_
     }
 }
 
-static void attempt(void *self, const hr_stage_request *request, const uint32_t *engines, size_t n,
-                    hr_stage_answer *answers) {
-    http_transport *t = self;
+/* registrations: those of the steps, which come in this order for each engine; 0: none. */
+static void attempt_steps(http_transport *t, const hr_stage_request *request,
+                          const uint32_t *engines, size_t n, size_t registrations,
+                          hr_stage_answer *answers) {
     round_of_calls r = {0};
     bool begun = take_ahead(t, request, engines, n, &r);
     bool ready = begun || round_open(t, request, engines, n, &r);
@@ -403,6 +409,8 @@ static void attempt(void *self, const hr_stage_request *request, const uint32_t 
         if (!ready)
             answers[i].status = hr_fail(&answers[i].err, HR_ERR_NO_MEMORY, "no memory for a call");
     }
+    for (size_t i = 0; ready && registrations > 0 && i < n; i++)
+        r.steps[i].registration = &request->registrations[i % registrations];
     if (ready)
         run_steps(t, request, &r, begun, answers);
     for (size_t i = 0; ready && i < n; i++) {
@@ -410,6 +418,46 @@ static void attempt(void *self, const hr_stage_request *request, const uint32_t 
         answers[i].err = r.steps[i].err;
     }
     round_close(&r);
+}
+
+/* Of the registrations at one engine: the first that failed. */
+static hr_stage_answer merge_answers(hr_stage_answer *answers, size_t n) {
+    size_t first = 0;
+    while (first + 1 < n && answers[first].status == HR_OK)
+        first++;
+    for (size_t i = 0; i < n; i++) {
+        if (i != first)
+            hr_engine_receipt_clear(&answers[i].receipt);
+    }
+    return answers[first];
+}
+
+/* Each registration is a call of its own, and all are made at the same time. */
+static void attempt_registrations(http_transport *t, const hr_stage_request *request,
+                                  const uint32_t *engines, size_t n, hr_stage_answer *answers) {
+    size_t each = request->n_registrations;
+    uint32_t *places = calloc(n * each + 1, sizeof *places);
+    hr_stage_answer *parts = calloc(n * each + 1, sizeof *parts);
+    bool ready = places != NULL && parts != NULL;
+    for (size_t i = 0; ready && i < n * each; i++)
+        places[i] = engines[i / each];
+    if (ready)
+        attempt_steps(t, request, places, n * each, each, parts);
+    for (size_t i = 0; i < n; i++) {
+        answers[i] = ready ? merge_answers(&parts[i * each], each) : (hr_stage_answer){0};
+        if (!ready)
+            answers[i].status = hr_fail(&answers[i].err, HR_ERR_NO_MEMORY, "no memory for a call");
+    }
+    free(places);
+    free(parts);
+}
+
+static void attempt(void *self, const hr_stage_request *request, const uint32_t *engines, size_t n,
+                    hr_stage_answer *answers) {
+    if (request->stage == HR_STAGE_REGISTER)
+        attempt_registrations(self, request, engines, n, answers);
+    else
+        attempt_steps(self, request, engines, n, 0, answers);
 }
 
 /* ---- life ---- */

@@ -7,12 +7,12 @@
 static void put_register(const hr_stage_request *r, hr_json_writer *w) {
     uint8_t digest[HR_XXH3_SIZE];
     char hex[HR_XXH3_HEX];
-    hr_xxh3(r->registration->config, r->registration->config_len, digest);
-    hr_json_put_string(w, "lora_name", r->registration->name);
+    hr_xxh3(r->registrations->config, r->registrations->config_len, digest);
+    hr_json_put_string(w, "lora_name", r->registrations->name);
     hr_json_key(w, "config_dict");
-    hr_json_write_raw(w, r->registration->config, r->registration->config_len);
+    hr_json_write_raw(w, r->registrations->config, r->registrations->config_len);
     hr_json_put_string(w, "config_digest", hr_xxh3_format(digest, hex));
-    hr_json_put_bool(w, "pinned", r->registration->pinned);
+    hr_json_put_bool(w, "pinned", r->registrations->pinned);
 }
 
 static void put_begin(const hr_stage_request *r, hr_json_writer *w) {

@@ -77,10 +77,10 @@ static bool post_register(const hr_stage_request *r, hr_step *step) {
     hr_json_writer w;
     hr_json_writer_init(&w, &step->text);
     hr_json_object_begin(&w);
-    hr_json_put_string(&w, "lora_name", r->registration->name);
+    hr_json_put_string(&w, "lora_name", r->registrations->name);
     hr_json_key(&w, "config_dict");
-    hr_json_write_raw(&w, r->registration->config, r->registration->config_len);
-    hr_json_put_bool(&w, "pinned", r->registration->pinned);
+    hr_json_write_raw(&w, r->registrations->config, r->registrations->config_len);
+    hr_json_put_bool(&w, "pinned", r->registrations->pinned);
     hr_json_object_end(&w);
     return hr_step_post(step, "/register_lora_adapter");
 }

@@ -35,9 +35,12 @@ typedef struct hr_manifest_digest {
 typedef struct hr_stage_request {
     hr_stage stage;
     const char *session_id;
-    hr_push_pause pause;                 /* PAUSE */
-    const hr_push_adapter *registration; /* REGISTER: one adapter */
-    const hr_push_adapter *adapters;     /* BEGIN, COMMIT, and BUCKET where adapters go whole */
+    hr_push_pause pause; /* PAUSE */
+    const hr_push_adapter
+        *registrations; /* REGISTER: at the same time; the first that fails in this
+                           order is the answer, the others may be registered */
+    size_t n_registrations;
+    const hr_push_adapter *adapters; /* BEGIN, COMMIT, and BUCKET where adapters go whole */
     size_t n_adapters;
     bool sync_base, complete_base;
     uint64_t lease_ms;

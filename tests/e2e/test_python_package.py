@@ -147,6 +147,22 @@ def test_several_adapters_and_the_base_in_one_push(clean, original, publisher, t
         assert bits(fresh, other, "a") == bits(clean, other, "__miles_slot_1")
 
 
+def test_many_adapters_are_registered_together_and_the_first_refused_is_named(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    good = headrace.Adapter(learner.adapter(), config=learner.config())
+    adapters = {f"a{i}": good for i in range(11)}
+    for i in (6, 7):
+        odd = {**learner.config(), "target_modules": [f"odd_{i}"]}
+        adapters[f"a{i}"] = headrace.Adapter(learner.adapter(), config=odd)
+    for _ in range(5):
+        with pytest.raises(headrace.HeadraceError, match="register: .*'a6'"):
+            publisher.push(adapters=adapters)
+    adapters["a6"] = adapters["a7"] = good
+    assert publisher.push(adapters=adapters, version="eleven").tensors == 11 * TENSORS
+    for name in ("a0", "a4", "a10"):
+        assert_serves(clean, learner, name)
+
+
 def test_the_base_from_a_directory(clean, original, publisher, tiny_dir, tmp_path):
     learner = Learner(tiny_dir).step_base()
     receipt = publisher.push(base=learner.save_base(tmp_path / "base"), complete_base=True, version="disk")

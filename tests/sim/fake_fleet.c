@@ -142,10 +142,19 @@ static hr_status prepare(fleet_engine *e, const hr_stage_request *r, hr_receipt 
     return status;
 }
 
+static hr_status register_all(fleet_engine *e, const hr_stage_request *r, hr_error *err) {
+    for (size_t i = 0; i < r->n_registrations; i++) {
+        const hr_push_adapter *a = &r->registrations[i];
+        hr_registration registration = {
+            .name = a->name, .config = a->config, .config_len = a->config_len};
+        bool pending = false;
+        HR_TRY(hr_receiver_register(e->receiver, &registration, &pending, err));
+    }
+    return HR_OK;
+}
+
 static hr_status perform(fleet_engine *e, const hr_stage_request *r, bool corrupt,
                          hr_receipt **receipt, hr_error *err) {
-    const hr_push_adapter *a = r->registration;
-    bool pending = false;
     switch (r->stage) {
     case HR_STAGE_PAUSE:
         e->paused = true;
@@ -155,10 +164,7 @@ static hr_status perform(fleet_engine *e, const hr_stage_request *r, bool corrup
         e->continued++;
         return HR_OK;
     case HR_STAGE_REGISTER:
-        return hr_receiver_register(
-            e->receiver,
-            &(hr_registration){.name = a->name, .config = a->config, .config_len = a->config_len},
-            &pending, err);
+        return register_all(e, r, err);
     case HR_STAGE_BEGIN:
         return begin(e, r, err);
     case HR_STAGE_BUCKET:
