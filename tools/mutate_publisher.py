@@ -96,6 +96,10 @@ OF_A_GROUP = [
     (P + "push_stream.c", "    *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;",
      "    *last = run->ended;"),
     (P + "push_declare.c", "        snprintf(d->run->session_id, sizeof d->run->session_id, \"%s\", session_id);", "        (void)session_id;"),
+    (P + "push.c", "    run->facts.commit_begun = status == HR_OK || lost;", "    run->facts.commit_begun = status == HR_OK;"),
+    (P + "push.c", "    return lost ? say_may_be_committed(err) : status;", "    return status;"),
+    (P + "push.c", "    if (!hr_push_leads(run))\n        return say_may_be_committed(err);", "    ;"),
+    (P + "push.c", "    *err = run->failure; /* of commit, which says who has committed */", "    ;"),
 ]
 
 
