@@ -119,7 +119,8 @@ typedef struct hr_publisher_options {
      * NULL or "auto": the first of these that every engine speaks, asked at the first push. */
     const char *transport;
     uint64_t bucket_bytes; /* 0 = 512 MiB. A bucket leaves before a unit would bring it to this many
-                              bytes; a larger unit goes alone. Never changes what is published */
+                              bytes, and sooner where engines can check it while the next one is on
+                              its way; a larger unit goes alone. Never changes what is published */
     uint64_t timeout_ms;   /* for one call to all engines, retries included; 0 = 60,000. While an
                               engine has the session of another trainer open, begin waits for its
                               end: a quarter longer than this */
