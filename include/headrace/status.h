@@ -25,6 +25,7 @@ extern "C" {
     X(ERR_CORRUPT, 200, "malformed bytes")                                                         \
     X(ERR_SHAPE, 201, "shape mismatch")                                                            \
     X(ERR_DTYPE, 202, "dtype mismatch")                                                            \
+    X(ERR_VALUE, 203, "values that are not finite")                                                \
     /* an adapter is lost */                                                                       \
     X(ERR_ADAPTER_CONFIG, 300, "adapter config refused")                                           \
     X(ERR_ADAPTER_INCOMPATIBLE, 301, "adapter does not fit the model")                             \

@@ -5,7 +5,7 @@
 #include "format/file.h"
 #include "format/peft_config.h"
 #include "format/peft_names.h"
-#include "tensor/convert.h"
+#include "tensor/finite.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -525,12 +525,11 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
     return HR_OK;
 }
 
-hr_status hr_peft_check_values(const hr_peft_module *pair, hr_error *err) {
+hr_status hr_peft_check_values(const hr_peft_module *pair, hr_dtype as, hr_error *err) {
     const hr_tensor *both[] = {&pair->a, &pair->b};
     for (size_t i = 0; i < 2; i++)
-        if (!hr_all_finite(both[i]->data, both[i]->dtype, hr_tensor_elements(both[i])))
-            return hr_fail(err, HR_ERR_CORRUPT, "tensor %.200s holds an infinity or a NaN",
-                           both[i]->name);
+        if (!hr_all_finite(both[i]->data, both[i]->dtype, as, hr_tensor_elements(both[i])))
+            return hr_fail_not_finite(both[i], as, err);
     return HR_OK;
 }
 

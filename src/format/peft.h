@@ -66,9 +66,10 @@ hr_status hr_peft_resolve(const char *config, size_t config_len, const hr_tensor
                           size_t n_tensors, const hr_module_name *modules, size_t n_modules,
                           const hr_peft_base *base, hr_peft *out, hr_error *err);
 
-/* ERR_CORRUPT names the tensor of the pair that holds an infinity or a NaN. Apart from the rest, so
- * that whoever reads the values next reads them in a cache. Thread-safe. */
-hr_status hr_peft_check_values(const hr_peft_module *pair, hr_error *err);
+/* ERR_VALUE names the tensor of the pair that is not finite as the type that is computed with (F32
+ * or BF16). Apart from the rest, so that whoever reads the values next reads them in a cache.
+ * Thread-safe. */
+hr_status hr_peft_check_values(const hr_peft_module *pair, hr_dtype as, hr_error *err);
 
 /* What a config says by itself: the largest rank it gives to a module, fused names included. The
  * refusals of hr_peft_resolve that need no tensors; ERR_ADAPTER_CONFIG, ERR_NO_MEMORY. Thread-safe.

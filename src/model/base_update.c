@@ -8,11 +8,12 @@
 #include "model/layout.h"
 #include "tensor/convert.h"
 #include "tensor/digest.h"
+#include "tensor/finite.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_BYTES = 128 << 10, PAGE_BYTES = 4096 }; /* a chunk stays in cache between passes */
+enum { PAGE_BYTES = 4096 };
 
 /* What came of one weight. A call claims its weights first, so that a failure can undo it whole. */
 typedef enum weight_state { NOT_THERE, CLAIMED, WRITTEN } weight_state;
@@ -219,29 +220,25 @@ static hr_status check_head(hr_base_update *update, const arrivals *all, hr_erro
 
 /* ---- writing ---- */
 
-static hr_status not_finite(const hr_tensor *tensor, hr_error *err) {
-    return hr_fail(err, HR_ERR_CORRUPT, "tensor %.160s holds an infinity or a NaN", tensor->name);
-}
-
-/* Packs one place from the rows of a tensor that begin at first_row; false for inf or NaN, which
- * only a shadow may find on the way. */
+/* Packs one place from the rows of a tensor that begin at first_row; false for values that are not
+ * finite, which only a shadow may find on the way. */
 static bool pack_place(hr_base_update *update, uint32_t index, const hr_tensor *tensor,
                        size_t first_row) {
     hr_model *model = update->model;
     const hr_place *place = &model->places.items[index];
-    size_t row_bytes = hr_place_row_elements(place) * hr_dtype_size(tensor->dtype);
-    size_t chunk = hr_round_up(CHUNK_BYTES / row_bytes + 1, HR_PANEL);
+    char *to = update->arena + place->at;
     model->shadow_fresh[index] = false;
-    for (size_t begin = 0; begin < place->n; begin += chunk) {
-        size_t end = place->n - begin < chunk ? place->n : begin + chunk;
-        const char *from = (const char *)tensor->data + (first_row + begin) * row_bytes;
-        if (update->to_shadow &&
-            !hr_all_finite(from, tensor->dtype, (end - begin) * hr_place_row_elements(place)))
-            return false;
-        hr_place_pack(place, model->info.compute, tensor, first_row, begin, end, update->scratch,
-                      update->arena + place->at);
-    }
+    if (update->to_shadow)
+        return hr_place_pack_finite(place, model->info.compute, tensor, first_row, 0, place->n,
+                                    update->scratch, to);
+    hr_place_pack(place, model->info.compute, tensor, first_row, 0, place->n, update->scratch, to);
     return true;
+}
+
+/* As the tensor's places hold its values; they are of one kind. */
+static hr_dtype held_as(const hr_base_update *update, const arrival *one) {
+    return hr_place_dtype(&update->model->places.items[one->name->places[0]],
+                          update->model->info.compute);
 }
 
 static hr_status pack_all(hr_base_update *update, const arrivals *all, hr_error *err) {
@@ -250,7 +247,8 @@ static hr_status pack_all(hr_base_update *update, const arrivals *all, hr_error 
         size_t row = 0;
         for (uint32_t part = 0; part < name->n_places; part++) {
             if (!pack_place(update, name->places[part], all->items[i].tensor, row))
-                return not_finite(all->items[i].tensor, err);
+                return hr_fail_not_finite(all->items[i].tensor, held_as(update, &all->items[i]),
+                                          err);
             row += update->model->places.items[name->places[part]].n;
         }
     }
@@ -261,8 +259,9 @@ static hr_status pack_all(hr_base_update *update, const arrivals *all, hr_error 
 static hr_status pack_live(hr_base_update *update, const arrivals *all, hr_error *err) {
     for (size_t i = 0; i < all->n; i++) {
         const hr_tensor *tensor = all->items[i].tensor;
-        if (!hr_all_finite(tensor->data, tensor->dtype, hr_tensor_elements(tensor)))
-            return not_finite(tensor, err);
+        hr_dtype as = held_as(update, &all->items[i]);
+        if (!hr_all_finite(tensor->data, tensor->dtype, as, hr_tensor_elements(tensor)))
+            return hr_fail_not_finite(tensor, as, err);
     }
     HR_TRY(hr_guard_take_live(update->model->guard, err));
     update->touched_live = update->touched_live || all->n > 0;

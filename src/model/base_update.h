@@ -24,7 +24,7 @@ hr_status hr_base_update_begin(hr_model *model, bool shadow, hr_base_update **ou
 
 /* Checks all tensors first (names, shapes, dtypes, finite values, twice in this update), then packs
  * them; the bytes are read only here. When it fails nothing of this call was written. ERR_NOT_FOUND
- * (unknown name), ERR_SHAPE, ERR_DTYPE, ERR_CORRUPT (inf, NaN), ERR_INVALID. */
+ * (unknown name), ERR_SHAPE, ERR_DTYPE, ERR_VALUE (not finite as held), ERR_INVALID. */
 hr_status hr_base_update_write(hr_base_update *update, const hr_tensor *tensors, size_t n,
                                hr_error *err);
 

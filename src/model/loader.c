@@ -9,7 +9,7 @@
 #include "base/page_pool.h"
 #include "format/checkpoint.h"
 #include "model/rope.h"
-#include "tensor/convert.h"
+#include "tensor/finite.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,19 +25,21 @@ typedef struct slice {
     size_t row_begin, row_end; /* row_begin: a multiple of HR_PANEL */
     char *scratch;             /* scratch_bytes per worker */
     size_t scratch_bytes;
+    _Atomic bool not_finite;
 } slice;
 
 static void pack_slice(void *arg, unsigned worker, unsigned n_workers) {
-    const slice *s = arg;
+    slice *s = arg;
     size_t begin, end;
     hr_split((s->row_end - s->row_begin + HR_PANEL - 1) / HR_PANEL, worker, n_workers, &begin,
              &end);
     begin = s->row_begin + begin * HR_PANEL;
     end = s->row_begin + end * HR_PANEL;
     end = end < s->row_end ? end : s->row_end;
-    if (begin < end)
-        hr_place_pack(s->place, s->model->info.compute, s->tensor, 0, begin, end,
-                      s->scratch + worker * s->scratch_bytes, s->model->arena + s->place->at);
+    if (begin < end && !hr_place_pack_finite(s->place, s->model->info.compute, s->tensor, 0, begin,
+                                             end, s->scratch + worker * s->scratch_bytes,
+                                             s->model->arena + s->place->at))
+        s->not_finite = true;
 }
 
 /* The rows [begin, end) of a tensor as a tensor of their own, for dropping their pages. */
@@ -68,7 +70,14 @@ static void advance(loading *l, uint64_t bytes) {
         l->options->progress(l->options->progress_ctx, l->done, hr_checkpoint_bytes(l->checkpoint));
 }
 
-static void load_matrix(loading *l, const hr_place *place, const hr_tensor *tensor) {
+static hr_status not_finite(const loading *l, const hr_place *place, const hr_tensor *tensor,
+                            hr_error *err) {
+    hr_dtype as = hr_place_dtype(place, l->model->info.compute);
+    return hr_fail_context(err, hr_fail_not_finite(tensor, as, err), "%s", l->options->dir);
+}
+
+static hr_status load_matrix(loading *l, const hr_place *place, const hr_tensor *tensor,
+                             hr_error *err) {
     size_t row_bytes = place->k * hr_dtype_size(tensor->dtype);
     size_t rows = hr_round_up(SLICE_BYTES / row_bytes + 1, HR_PANEL);
     for (size_t begin = 0; begin < place->n; begin += rows) {
@@ -81,24 +90,32 @@ static void load_matrix(loading *l, const hr_place *place, const hr_tensor *tens
                    .scratch = l->scratch,
                    .scratch_bytes = l->scratch_bytes};
         hr_pool_run(l->options->pool, pack_slice, &s);
+        if (s.not_finite)
+            return not_finite(l, place, tensor, err);
         hr_tensor done = rows_of(tensor, begin, end, place->k);
         hr_checkpoint_drop(l->checkpoint, &done);
         advance(l, done.bytes);
     }
+    return HR_OK;
 }
 
-static void load_places(loading *l) {
+static hr_status load_vector(loading *l, const hr_place *place, const hr_tensor *tensor,
+                             hr_error *err) {
+    if (!hr_place_pack_finite(place, l->model->info.compute, tensor, 0, 0, place->n, l->scratch,
+                              l->model->arena + place->at))
+        return not_finite(l, place, tensor, err);
+    hr_checkpoint_drop(l->checkpoint, tensor);
+    advance(l, tensor->bytes);
+    return HR_OK;
+}
+
+static hr_status load_places(loading *l, hr_error *err) {
     for (size_t i = 0; i < l->n_places; i++) {
-        if (l->places[i].kind == HR_PLACE_VECTOR) {
-            const hr_place *place = &l->places[i];
-            hr_place_pack(place, l->model->info.compute, l->tensors[i], 0, 0, place->n, l->scratch,
-                          l->model->arena + place->at);
-            hr_checkpoint_drop(l->checkpoint, l->tensors[i]);
-            advance(l, l->tensors[i]->bytes);
-        } else {
-            load_matrix(l, &l->places[i], l->tensors[i]);
-        }
+        const hr_place *place = &l->places[i];
+        HR_TRY(place->kind == HR_PLACE_VECTOR ? load_vector(l, place, l->tensors[i], err)
+                                              : load_matrix(l, place, l->tensors[i], err));
     }
+    return HR_OK;
 }
 
 static hr_status check_tensor(const hr_place *place, const hr_tensor *tensor, const char *dir,
@@ -250,10 +267,10 @@ static hr_status load_into(hr_model *model, const hr_model_options *options, hr_
         status = hr_guard_create(&model->guard, err);
     if (status == HR_OK)
         status = find_tensors(&l, err);
-    if (status == HR_OK) {
-        load_places(&l);
+    if (status == HR_OK)
+        status = load_places(&l, err);
+    if (status == HR_OK)
         make_rope(model, options->pool);
-    }
     free(l.scratch);
     free(l.tensors);
     hr_checkpoint_close(l.checkpoint);

@@ -105,9 +105,10 @@ typedef struct pack_job {
 
 static void *pack_pairs(void *arg) {
     pack_job *job = arg;
+    hr_dtype as = hr_compute_dtype(job->model->info.compute);
     for (size_t i = job->begin; i < job->end; i++) {
         const hr_peft_module *pair = &job->peft->modules[i];
-        job->status = hr_peft_check_values(pair, &job->err);
+        job->status = hr_peft_check_values(pair, as, &job->err);
         if (job->status != HR_OK)
             break;
         const hr_lora_module *module = &job->lora->modules[pair->module];

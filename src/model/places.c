@@ -4,12 +4,13 @@
 #include "model/layout.h"
 #include "tensor/convert.h"
 #include "tensor/digest.h"
+#include "tensor/finite.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIGEST_CHUNK = 64 << 10 }; /* stays in cache */
+enum { DIGEST_CHUNK = 64 << 10, PACK_CHUNK = 128 << 10 }; /* stay in cache */
 
 /* Names under which the parts of one linear come together, by the number of parts. */
 static const char *const fused_modules[HR_MAX_PARTS + 1] = {NULL, NULL, "gate_up_proj", "qkv_proj"};
@@ -224,6 +225,21 @@ void hr_place_pack(const hr_place *place, hr_compute compute, const hr_tensor *t
         from += n * k * from_element;
         to += hr_packed_bytes(compute, n, k);
     }
+}
+
+bool hr_place_pack_finite(const hr_place *place, hr_compute compute, const hr_tensor *tensor,
+                          size_t first_row, size_t begin, size_t end, void *scratch, char *to) {
+    hr_dtype dtype = hr_place_dtype(place, compute);
+    size_t k = hr_place_row_elements(place), row_bytes = k * hr_dtype_size(tensor->dtype);
+    size_t chunk = hr_round_up(PACK_CHUNK / row_bytes + 1, HR_PANEL);
+    for (size_t row = begin; row < end; row += chunk) {
+        size_t n = end - row < chunk ? end - row : chunk;
+        const char *from = (const char *)tensor->data + (first_row + row) * row_bytes;
+        if (!hr_all_finite(from, tensor->dtype, dtype, n * k))
+            return false;
+        hr_place_pack(place, compute, tensor, first_row, row, row + n, scratch, to);
+    }
+    return true;
 }
 
 void hr_place_unpack(const hr_place *place, hr_compute compute, const char *from, size_t begin,

@@ -57,6 +57,10 @@ hr_dtype hr_compute_dtype(hr_compute compute);
  * hr_place_scratch_bytes. Thread-safe. */
 void hr_place_pack(const hr_place *place, hr_compute compute, const hr_tensor *tensor,
                    size_t first_row, size_t begin, size_t end, void *scratch, char *to);
+/* The same, which stops, false, at values that are not finite as the place holds them: before it
+ * packs them, but behind others. They are checked and packed while they are in a cache. */
+bool hr_place_pack_finite(const hr_place *place, hr_compute compute, const hr_tensor *tensor,
+                          size_t first_row, size_t begin, size_t end, void *scratch, char *to);
 size_t hr_place_scratch_bytes(const hr_places *places);
 
 /* Rows [begin, end) as dense elements of hr_place_dtype; begin is a multiple of HR_PANEL. A vector

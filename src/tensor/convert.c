@@ -63,30 +63,3 @@ hr_status hr_convert(void *dst, hr_dtype dst_dtype, const void *src, hr_dtype sr
                        hr_dtype_name(src_dtype), hr_dtype_name(dst_dtype));
     return HR_OK;
 }
-
-static bool finite16(const hr_u16 *src, size_t n, uint16_t exponent) {
-    uint16_t bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (uint16_t)((src[i] & exponent) == exponent);
-    return bad == 0;
-}
-
-static bool finite32(const hr_u32 *src, size_t n) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (uint32_t)((src[i] & 0x7f800000u) == 0x7f800000u);
-    return bad == 0;
-}
-
-bool hr_all_finite(const void *data, hr_dtype dtype, size_t n) {
-    switch (dtype) {
-    case HR_DTYPE_F16:
-        return finite16(data, n, 0x7c00u);
-    case HR_DTYPE_BF16:
-        return finite16(data, n, 0x7f80u);
-    case HR_DTYPE_F32:
-        return finite32(data, n);
-    default:
-        return true;
-    }
-}

@@ -53,8 +53,4 @@ static inline float hr_f16_to_f32(uint16_t value) {
 hr_status hr_convert(void *dst, hr_dtype dst_dtype, const void *src, hr_dtype src_dtype, size_t n,
                      hr_error *err);
 
-/* True when none of n elements of an F32, BF16 or F16 array is an infinity or a NaN; true for any
- * other dtype. */
-bool hr_all_finite(const void *data, hr_dtype dtype, size_t n);
-
 #endif

@@ -300,6 +300,7 @@ def test_cases_9_18_and_70_tensors_that_are_none_of_this_model(engine, world):
         "a scale": (UP + "_scale", torch.ones(1)),
         "absmax": (UP + ".absmax", torch.ones(8)),
         "NaN": (Q_BIAS, base[Q_BIAS] * float("nan")),
+        "no number in bfloat16": (UP.replace("up", "gate"), torch.full_like(weight, 3.4e38, dtype=torch.float32)),
         "transposed": (UP.replace("up", "gate"), weight.T.contiguous()),
         "a layer too many": (UP.replace("layers.1", "layers.2"), weight.clone()),
         "a layer below zero": (UP.replace("layers.1", "layers.-1"), weight.clone()),

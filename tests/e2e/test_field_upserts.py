@@ -154,7 +154,7 @@ def renamed(adapter, old, new):
 
 
 def poisoned(adapter, value):
-    tensor = adapter.tensors[last(adapter)].clone()
+    tensor = adapter.tensors[last(adapter)].float().clone()
     tensor[-1, -1] = value
     return with_tensor(adapter, last(adapter), tensor)
 
@@ -192,6 +192,7 @@ FAULTS = {
     "a float of 8 bits": lambda a: with_tensor(a, last(a), a.tensors[last(a)].to(torch.float8_e4m3fn)),
     "NaN": lambda a: poisoned(a, float("nan")),
     "infinity": lambda a: poisoned(a, float("-inf")),
+    "a number that is none in bfloat16": lambda a: poisoned(a, 3.4e38),
     "DoRA": lambda a: with_config(a, use_dora=True),
     "a rank of no size": lambda a: with_config(a, r=0),
     "a magnitude vector": lambda a: with_tensor(a, last(a).replace("lora_B", "lora_magnitude_vector"), torch.ones(160)),

@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tools import make_tiny_models
 from tools.engine import BINARY, Engine, free_port
@@ -141,6 +142,19 @@ def test_file_truncated(copy):
     path = copy / "model.safetensors"
     os.truncate(path, path.stat().st_size - 1000)
     assert "model.safetensors" in refused("--model-path", copy, "--skip-tokenizer-init")
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("model.layers.1.mlp.down_proj.weight", float("nan"), "1 of"), ("model.norm.weight", float("-inf"), "1 of"),
+    ("model.layers.0.self_attn.v_proj.weight", 3.4e38, "too large for BF16")])
+def test_weights_that_are_no_numbers_are_refused_by_name(copy, name, value, words):
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name] = tensors[name].float()
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, path, {"format": "pt"})
+    line = refused("--model-path", copy, "--skip-tokenizer-init")
+    assert name in line and words in line and str(copy) in line, line
 
 
 def test_shard_truncated_or_missing(tmp_path):

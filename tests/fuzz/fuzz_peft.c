@@ -100,7 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                         &err) == HR_OK)
         check(&peft);
     for (size_t i = 0; i < peft.n_modules; i++)
-        (void)hr_peft_check_values(&peft.modules[i], &err);
+        (void)hr_peft_check_values(&peft.modules[i], HR_DTYPE_BF16, &err);
     hr_peft_close(&peft);
     return 0;
 }

@@ -86,7 +86,7 @@ static hr_status print_adapter(int argc, char **argv, tool *t, hr_json_writer *w
     HR_TRY(hr_peft_open(argv[1], t->modules, t->n, t->base ? &base : NULL, &peft, err));
     hr_status status = HR_OK;
     for (size_t i = 0; i < peft.n_modules && status == HR_OK; i++)
-        status = hr_peft_check_values(&peft.modules[i], err);
+        status = hr_peft_check_values(&peft.modules[i], HR_DTYPE_F32, err);
     if (status == HR_OK)
         print_peft(&peft, t, w);
     hr_peft_close(&peft);

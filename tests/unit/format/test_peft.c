@@ -481,25 +481,27 @@ static void types_that_are_not_weights_are_refused(void **state) {
     }
 }
 
-static void an_infinity_or_nan_is_refused(void **state) {
+static void values_that_are_not_finite_as_computed_with_are_refused(void **state) {
     (void)state;
     const char *config = CONFIG("[\"" Q0_PATH "\"]");
     const tensor_spec specs[] = {Q0, {NULL, 0, 0}};
-    const float bad[] = {INFINITY, -INFINITY, NAN};
-    for (size_t i = 0; i < 6; i++) {
+    const float bad[] = {INFINITY, -INFINITY, NAN, 3.4e38f};
+    for (size_t i = 0; i < 8; i++) {
         float data[8] = {0};
         hr_tensor tensors[2];
         hr_peft peft = {0};
         hr_error err = {0};
         make_tensors(specs, tensors);
-        data[i] = bad[i % 3];
-        tensors[i / 3].data = data;
+        data[i % 3] = bad[i % 4];
+        tensors[i / 4].data = data;
         assert_ok(hr_peft_resolve(config, strlen(config), tensors, 2, modules, N_MODULES, NULL,
                                   &peft, &err),
                   &err);
-        assert_refused(hr_peft_check_values(&peft.modules[0], &err), &err,
-                       i < 3 ? "q_proj.lora_A.weight holds an infinity or a NaN"
-                             : "q_proj.lora_B.weight holds");
+        assert_refused(hr_peft_check_values(&peft.modules[0], HR_DTYPE_BF16, &err), &err,
+                       i < 4 ? "q_proj.lora_A.weight: 1 of" : "q_proj.lora_B.weight: 1 of");
+        assert_int_equal(err.status, HR_ERR_VALUE);
+        if (i % 4 == 3)
+            assert_ok(hr_peft_check_values(&peft.modules[0], HR_DTYPE_F32, &err), &err);
         hr_peft_close(&peft);
     }
 }
@@ -569,7 +571,7 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_is_refused_by_name),
         cmocka_unit_test(every_refused_field_is_refused_when_set),
         cmocka_unit_test(types_that_are_not_weights_are_refused),
-        cmocka_unit_test(an_infinity_or_nan_is_refused),
+        cmocka_unit_test(values_that_are_not_finite_as_computed_with_are_refused),
         cmocka_unit_test(a_directory_has_a_config_and_tensors),
         cmocka_unit_test(only_tokens_beyond_the_vocabulary_are_new),
     };

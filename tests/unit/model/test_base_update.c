@@ -431,9 +431,9 @@ typedef struct spoiling {
 } spoiling;
 
 static const spoiling spoilings[] = {
-    {"name", HR_ERR_NOT_FOUND},   {"rows", HR_ERR_SHAPE},    {"dimensions", HR_ERR_SHAPE},
-    {"dtype", HR_ERR_DTYPE},      {"bytes", HR_ERR_INVALID}, {"nan", HR_ERR_CORRUPT},
-    {"infinity", HR_ERR_CORRUPT}, {"twice", HR_ERR_INVALID},
+    {"name", HR_ERR_NOT_FOUND}, {"rows", HR_ERR_SHAPE},    {"dimensions", HR_ERR_SHAPE},
+    {"dtype", HR_ERR_DTYPE},    {"bytes", HR_ERR_INVALID}, {"nan", HR_ERR_VALUE},
+    {"infinity", HR_ERR_VALUE}, {"twice", HR_ERR_INVALID},
 };
 enum { N_SPOILINGS = sizeof spoilings / sizeof spoilings[0] };
 
@@ -482,6 +482,38 @@ static void a_call_that_fails_at_any_tensor_writes_nothing(void **state) {
                 expect_weights(p.live, p.old_loaded);
                 free(data);
             }
+    close_pair(&p);
+}
+
+/* A matrix is held as bf16, a norm as f32: the same value is infinite in one of them only. */
+static void a_value_is_refused_where_it_is_held_as_an_infinity(void **state) {
+    (void)state;
+    pair p;
+    open_pair(&p, BIASED, "bfloat16");
+    const hr_tensor *held[] = {tensor_named(&p, ATTENTION("q_proj.weight")),
+                               tensor_named(&p, "model.norm.weight")};
+    for (int shadow = 0; shadow < 2; shadow++)
+        for (size_t k = 0; k < 2; k++) {
+            hr_tensor wide = *held[k];
+            hr_error err = {0};
+            size_t n = hr_tensor_elements(&wide);
+            float *values = calloc(n, sizeof *values);
+            values[n - 1] = -3.4e38f;
+            wide.dtype = HR_DTYPE_F32;
+            wide.data = values;
+            wide.bytes = n * sizeof *values;
+            hr_base_update *update = begin(p.live, shadow);
+            if (k == 0) {
+                assert_int_equal(hr_base_update_write(update, &wide, 1, &err), HR_ERR_VALUE);
+                assert_non_null(strstr(err.message, "q_proj.weight: 1 of 1200 values are too "
+                                                    "large for BF16"));
+            } else if (shadow) {
+                write_ok(update, &wide, 1);
+            }
+            assert_true(hr_base_update_abandon(update));
+            expect_weights(p.live, p.old_loaded);
+            free(values);
+        }
     close_pair(&p);
 }
 
@@ -605,6 +637,7 @@ int main(void) {
         cmocka_unit_test(a_tied_head_may_come_when_it_equals_the_embedding),
         cmocka_unit_test(a_tied_head_of_its_own_is_refused),
         cmocka_unit_test(a_call_that_fails_at_any_tensor_writes_nothing),
+        cmocka_unit_test(a_value_is_refused_where_it_is_held_as_an_infinity),
         cmocka_unit_test(a_refused_dtype_is_told_with_its_shape),
         cmocka_unit_test(a_weight_comes_once_alone_or_fused),
         cmocka_unit_test(one_update_at_a_time_and_none_after_the_seal),

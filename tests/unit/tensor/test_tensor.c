@@ -2,6 +2,7 @@
 #include "base/pool.h"
 #include "tensor/convert.h"
 #include "tensor/digest.h"
+#include "tensor/finite.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -143,17 +144,57 @@ static void one_infinity_or_nan_is_found_wherever_it_stands(void **state) {
     for (size_t at = 0; at < N; at++) {
         float f32[N] = {0};
         uint16_t half[N] = {0};
-        assert_true(hr_all_finite(f32, HR_DTYPE_F32, N));
+        assert_true(hr_all_finite(f32, HR_DTYPE_F32, HR_DTYPE_F32, N));
         f32[at] = at % 2 ? INFINITY : NAN;
-        assert_false(hr_all_finite(f32, HR_DTYPE_F32, N));
+        assert_false(hr_all_finite(f32, HR_DTYPE_F32, HR_DTYPE_F32, N));
+        assert_false(hr_all_finite(f32, HR_DTYPE_F32, HR_DTYPE_BF16, N));
         half[at] = 0x7bff; /* the largest f16; a finite bf16 too */
-        assert_true(hr_all_finite(half, HR_DTYPE_F16, N));
+        assert_true(hr_all_finite(half, HR_DTYPE_F16, HR_DTYPE_BF16, N));
         half[at] = 0xfc00;
-        assert_false(hr_all_finite(half, HR_DTYPE_F16, N));
-        assert_true(hr_all_finite(half, HR_DTYPE_BF16, N));
+        assert_false(hr_all_finite(half, HR_DTYPE_F16, HR_DTYPE_BF16, N));
+        assert_true(hr_all_finite(half, HR_DTYPE_BF16, HR_DTYPE_BF16, N));
         half[at] = 0xff81;
-        assert_false(hr_all_finite(half, HR_DTYPE_BF16, N));
+        assert_false(hr_all_finite(half, HR_DTYPE_BF16, HR_DTYPE_F32, N));
     }
+}
+
+/* Of every type, the values around each border: what converts to a finite number is finite. */
+static void values_are_judged_as_what_they_become(void **state) {
+    (void)state;
+    static const uint32_t f32[] = {0x7f7effff, 0x7f7f0000, 0x7f7f7fff, 0x7f7f8000, 0x7f7f8001,
+                                   0x7f7fffff, 0x7f800000, 0x7f800001, 0x00000001, 0x7fffffff};
+    for (size_t i = 0; i < 2 * sizeof f32 / sizeof *f32; i++) {
+        uint32_t bits = f32[i / 2] | (uint32_t)(i % 2) << 31;
+        uint16_t narrow = hr_f32_bits_to_bf16(bits);
+        assert_int_equal(hr_all_finite(&bits, HR_DTYPE_F32, HR_DTYPE_BF16, 1),
+                         isfinite(hr_bf16_to_f32(narrow)) != 0);
+        assert_int_equal(hr_all_finite(&bits, HR_DTYPE_F32, HR_DTYPE_F32, 1),
+                         isfinite(hr_f32_from_bits(bits)) != 0);
+    }
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        uint16_t half = (uint16_t)h;
+        assert_int_equal(hr_all_finite(&half, HR_DTYPE_F16, HR_DTYPE_BF16, 1),
+                         isfinite(hr_bf16_to_f32(hr_f32_to_bf16(hr_f16_to_f32(half)))) != 0);
+        assert_int_equal(hr_all_finite(&half, HR_DTYPE_BF16, HR_DTYPE_F32, 1),
+                         isfinite(hr_bf16_to_f32(half)) != 0);
+    }
+}
+
+static void a_refusal_of_values_counts_them(void **state) {
+    (void)state;
+    float values[12] = {3e38f, NAN, -INFINITY, 3.4e38f, -3.4e38f};
+    hr_tensor tensor = {.name = "w",
+                        .dtype = HR_DTYPE_F32,
+                        .ndim = 2,
+                        .shape = {3, 4},
+                        .data = values,
+                        .bytes = sizeof values};
+    hr_error err = {0};
+    assert_int_equal(hr_fail_not_finite(&tensor, HR_DTYPE_BF16, &err), HR_ERR_VALUE);
+    assert_non_null(strstr(err.message, "tensor w: 2 of 12 values are NaN or infinite"));
+    values[1] = values[2] = 0;
+    assert_int_equal(hr_fail_not_finite(&tensor, HR_DTYPE_BF16, &err), HR_ERR_VALUE);
+    assert_non_null(strstr(err.message, "tensor w: 2 of 12 values are too large for BF16"));
 }
 
 /* Vectors of the published programs: xxh128sum of "" and of "abc" fed in two pieces; FIPS 180-2. */
@@ -219,6 +260,8 @@ int main(void) {
         cmocka_unit_test(equal_types_copy_their_bytes),
         cmocka_unit_test(other_conversions_are_refused_by_name),
         cmocka_unit_test(one_infinity_or_nan_is_found_wherever_it_stands),
+        cmocka_unit_test(values_are_judged_as_what_they_become),
+        cmocka_unit_test(a_refusal_of_values_counts_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
