@@ -8,11 +8,13 @@
 #include "tensor/finite.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-#define MAX_NAMED 5 /* names that one message lists */
+#define MAX_NAMED 5  /* names that one message lists */
+#define MAX_KINDS 16 /* kinds of modules that one message lists */
 #define MAX_MEMBERS 3
 #define INNER "model." /* what the path of an inner model leaves out */
 
@@ -226,15 +228,48 @@ static hr_status refuse_kind(const hr_resolver *r, hr_peft_kind kind, const char
                    name);
 }
 
+/* The kinds of modules that may have a pair, and where the first and the last of the layers stand:
+ * "embed_tokens, q_proj, lm_head (model.layers.0.self_attn.q_proj to model.layers.7...)". */
+static hr_buf list_modules(const hr_resolver *r) {
+    const char *kinds[MAX_KINDS], *first = "", *last = "";
+    hr_buf text = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_modules; i++) {
+        const hr_module_name *module = &r->modules[i];
+        if (!module->is_linear && !module->is_embedding)
+            continue;
+        if (module->is_linear && !module->is_output_head) {
+            first = first[0] == '\0' ? module->path : first;
+            last = module->path;
+        }
+        const char *dot = strrchr(module->path, '.'), *kind = dot == NULL ? module->path : dot + 1;
+        size_t k = 0;
+        while (k < n && strcmp(kinds[k], kind) != 0)
+            k++;
+        if (k < n || n == MAX_KINDS)
+            continue;
+        kinds[n++] = kind;
+        hr_buf_printf(&text, "%s%.64s", n > 1 ? ", " : "", kind);
+    }
+    hr_buf_printf(&text, " (%.120s to %.120s)", first, last);
+    return text;
+}
+
 static hr_status refuse_unmatched(const hr_resolver *r, hr_name_list *names) {
+    hr_buf modules = list_modules(r);
+    const char *known = modules.data != NULL ? modules.data : "";
+    hr_status status;
     if (names->n == r->n_tensors)
-        return hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
-                       "none of the %zu tensors belongs to a module of this model; tensors: %s; "
-                       "modules of the model begin with %.160s",
-                       r->n_tensors, list_text(names), r->n_modules ? r->modules[0].path : "none");
-    return hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
-                   "%zu of %zu tensors belong to no module of this model: %s", names->n,
-                   r->n_tensors, list_text(names));
+        status = hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
+                         "none of the %zu tensors belongs to a module of this model; tensors: %s; "
+                         "modules: %s",
+                         r->n_tensors, list_text(names), known);
+    else
+        status = hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
+                         "%zu of %zu tensors belong to no module of this model: %s; modules: %s",
+                         names->n, r->n_tensors, list_text(names), known);
+    hr_buf_free(&modules);
+    return status;
 }
 
 static hr_status place_tensors(hr_resolver *r) {
@@ -307,8 +342,13 @@ static void compare_pair(const hr_target *target, bool wanted, hr_name_list *mis
         list_name(surplus, target->b->name, "");
 }
 
-static hr_status names_nothing(hr_error *err) {
-    return hr_fail(err, HR_ERR_ADAPTER_CONFIG, "target_modules: names no module of this model");
+static hr_status names_nothing(const hr_resolver *r) {
+    hr_buf modules = list_modules(r);
+    hr_status status = hr_fail(r->err, HR_ERR_ADAPTER_CONFIG,
+                               "target_modules: names no module of this model; modules: %s",
+                               modules.data != NULL ? modules.data : "");
+    hr_buf_free(&modules);
+    return status;
 }
 
 static hr_status compare_pairs(hr_resolver *r) {
@@ -329,7 +369,7 @@ static hr_status compare_pairs(hr_resolver *r) {
                          "modules_to_save): %s",
                          surplus.n, list_text(&surplus));
     else if (status == HR_OK && wanted == 0)
-        status = names_nothing(r->err);
+        status = names_nothing(r);
     else if (status == HR_OK && missing.n > 0)
         status =
             hr_fail(r->err, HR_ERR_ADAPTER_INCOMPATIBLE,
@@ -403,18 +443,31 @@ static hr_status check_full_weights(hr_resolver *r) {
 
 /* ---- pairs ---- */
 
-static hr_status check_matrix(const hr_resolver *r, const hr_tensor *tensor, const char *form,
+/* Why that rank was wanted, or where another size may come from. */
+static void explain_shape(const hr_resolver *r, const hr_tensor *tensor, uint32_t rank_at,
+                          uint64_t rank, char *out, size_t size) {
+    const char *who = rank == r->config.rank ? "the config says r=" : "its rank_pattern says ";
+    if (tensor->ndim == 2 && tensor->shape[rank_at] == rank)
+        snprintf(out, size, "was it trained for another base model?");
+    else
+        snprintf(out, size, "%s%" PRIu64, who, rank);
+}
+
+/* A matrix of a pair, whose dimension rank_at is the rank. */
+static hr_status check_matrix(const hr_resolver *r, const hr_tensor *tensor, uint32_t rank_at,
                               uint64_t rows, uint64_t columns) {
-    char came[128];
+    char came[128], why[64];
     if (!hr_dtype_is_weight(tensor->dtype))
-        return hr_fail(r->err, HR_ERR_DTYPE, "tensor %.200s: wanted F32, F16 or BF16, came %s",
+        return hr_fail(r->err, HR_ERR_DTYPE,
+                       "tensor %.200s: wanted F32, F16 or BF16, came %s; cast it with .float()",
                        tensor->name, hr_dtype_name(tensor->dtype));
-    if (tensor->ndim != 2 || tensor->shape[0] != rows || tensor->shape[1] != columns)
-        return hr_fail(r->err, HR_ERR_SHAPE,
-                       "tensor %.200s: wanted %s [%" PRIu64 ", %" PRIu64 "], came %s", tensor->name,
-                       form, rows, columns,
-                       hr_shape_format(tensor->shape, tensor->ndim, came, sizeof came));
-    return HR_OK;
+    if (tensor->ndim == 2 && tensor->shape[0] == rows && tensor->shape[1] == columns)
+        return HR_OK;
+    explain_shape(r, tensor, rank_at, rank_at == 0 ? rows : columns, why, sizeof why);
+    return hr_fail(r->err, HR_ERR_SHAPE,
+                   "tensor %.200s: wanted %s [%" PRIu64 ", %" PRIu64 "], came %s; %s", tensor->name,
+                   rank_at == 0 ? "[rank, in]" : "[out, rank]", rows, columns,
+                   hr_shape_format(tensor->shape, tensor->ndim, came, sizeof came), why);
 }
 
 static uint64_t total_out(const hr_resolver *r, const hr_target *target) {
@@ -438,8 +491,8 @@ static hr_status add_pair(hr_resolver *r, const hr_target *target) {
     uint32_t rank = 0;
     float scale = 0;
     HR_TRY(hr_peft_config_rank(&r->config, target->path, &rank, &scale, r->err));
-    HR_TRY(check_matrix(r, target->a, "[rank, in]", rank, first_module(r, target)->in));
-    HR_TRY(check_matrix(r, target->b, "[out, rank]", total_out(r, target), rank));
+    HR_TRY(check_matrix(r, target->a, 0, rank, first_module(r, target)->in));
+    HR_TRY(check_matrix(r, target->b, 1, total_out(r, target), rank));
     uint64_t first = 0;
     for (size_t m = 0; m < target->n_members; m++) {
         uint64_t rows = r->modules[target->members[m]].out;
@@ -559,7 +612,7 @@ static hr_status largest_rank(hr_resolver *r, uint32_t *out) {
         HR_TRY(named_rank(r, &r->targets[i], &most));
     }
     *out = most;
-    return most > 0 ? HR_OK : names_nothing(r->err);
+    return most > 0 ? HR_OK : names_nothing(r);
 }
 
 hr_status hr_peft_check_config(const char *config, size_t config_len, const hr_module_name *modules,

@@ -273,16 +273,20 @@ static bool get_index(const hr_torch_reader *r, const hr_torch_value *attributes
     return true;
 }
 
-/* name, shape and dtype of one FlattenedTensorMetadata, and its range as it stands there. */
+/* name, shape and dtype of one FlattenedTensorMetadata, or of a dict of its fields, and its range
+ * as it stands there. */
 static hr_status read_part(const hr_torch_reader *r, const hr_torch_value *object,
                            hr_torch_value *name, hr_tensor *tensor, uint64_t *start, uint64_t *end,
                            hr_error *err) {
     uint64_t numel = 0;
-    if (object->kind != HR_TORCH_OBJECT || object->count != HR_TORCH_G_FLATTENED_METADATA ||
-        object->first == 0)
-        return hr_fail(err, HR_ERR_INVALID, "%s stands where FlattenedTensorMetadata was wanted",
+    bool is_class = object->kind == HR_TORCH_OBJECT &&
+                    object->count == HR_TORCH_G_FLATTENED_METADATA && object->first != 0;
+    if (!is_class && object->kind != HR_TORCH_MAPPING)
+        return hr_fail(err, HR_ERR_INVALID,
+                       "%s stands where FlattenedTensorMetadata, or a dict of its fields, was "
+                       "wanted",
                        hr_torch_kind_text(object));
-    const hr_torch_value *attributes = hr_torch_at(r, object->first);
+    const hr_torch_value *attributes = is_class ? hr_torch_at(r, object->first) : object;
     const hr_torch_value *text = hr_torch_get(r, attributes, "name"),
                          *shape = hr_torch_get(r, attributes, "shape"),
                          *dtype = hr_torch_get(r, attributes, "dtype");
@@ -290,8 +294,8 @@ static hr_status read_part(const hr_torch_reader *r, const hr_torch_value *objec
         dtype->count != HR_TORCH_G_DTYPE || !get_index(r, attributes, "start_idx", start) ||
         !get_index(r, attributes, "end_idx", end) || !get_index(r, attributes, "numel", &numel))
         return hr_fail(err, HR_ERR_INVALID,
-                       "FlattenedTensorMetadata without name, shape, dtype, start_idx, end_idx and "
-                       "numel of the right kinds");
+                       "FlattenedTensorMetadata without name (str), shape (tuple), dtype "
+                       "(torch.dtype), start_idx, end_idx and numel (ints)");
     HR_TRY(check_name(text, err));
     *name = *text;
     if (*start > *end || numel != *end - *start)

@@ -9,8 +9,8 @@
  * What is read: pickle protocols 2 to 5 of a dict, or of a list of (name, tensor) pairs, of CPU
  * tensors and parameters, made by pickle.dumps, by torch's ForkingPickler with the file_system
  * strategy, or by torch.save (legacy and zip); LocalSerializedTensor; flattened buckets of both
- * layouts. What names memory of another process that cannot be reached (file_descriptor strategy,
- * CUDA handles) is refused at once with the remedy.
+ * layouts, with entries of the class or dicts. What names memory of another process that cannot be
+ * reached (file_descriptor strategy, CUDA handles) is refused at once with the remedy.
  *
  * Shared memory (file_system strategy). torch keeps a count in each object: one for the producer's
  * storage and one more for each payload that names it, given back by the reader, and whoever takes

@@ -91,9 +91,11 @@ static hr_status check_form(const hr_model *model, const hr_weight_name *name,
     hr_shape_format(want, ndim, wanted, sizeof wanted);
     if (!hr_dtype_is_weight(tensor->dtype))
         return hr_fail(err, HR_ERR_DTYPE,
-                       "tensor %.160s: wanted BF16, F16 or F32 %s, came %s %s; quantised weights "
-                       "are not supported",
-                       tensor->name, wanted, hr_dtype_name(tensor->dtype), came);
+                       "tensor %.160s: wanted BF16, F16 or F32 %s, came %s %s; %s", tensor->name,
+                       wanted, hr_dtype_name(tensor->dtype), came,
+                       tensor->dtype == HR_DTYPE_F64
+                           ? "cast it with .float()"
+                           : "quantised weights are not supported: send them dequantised");
     if (tensor->ndim != ndim || memcmp(tensor->shape, want, ndim * sizeof want[0]) != 0)
         return hr_fail(err, HR_ERR_SHAPE, "tensor %.160s: wanted %s, came %s (%s)", tensor->name,
                        wanted, came, hr_dtype_name(tensor->dtype));

@@ -274,4 +274,5 @@ def test_other_types_are_refused(base, tmp_path, dtype):
     save(base, tmp_path, target_modules=["q_proj"])
     file = tmp_path / "adapter_model.safetensors"
     save_file({key: value.to(dtype) for key, value in load_file(file).items()}, file)
-    assert "wanted F32, F16 or BF16" in refusal(base, tmp_path)
+    message = refusal(base, tmp_path)
+    assert "wanted F32, F16 or BF16" in message and ".float()" in message

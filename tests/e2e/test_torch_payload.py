@@ -603,14 +603,31 @@ def change(bucket, index, **fields):
     ({"shape": torch.Size([1 << 40, 1 << 40])}, "does not fill"),
     ({"dtype": torch.float64}, "does not fill"),
     ({"dtype": torch.complex64}, "complex64"),
-    ({"numel": None}, "right kinds"),
-    ({"start_idx": -1}, "right kinds"),
+    ({"numel": None}, "numel (ints)"),
+    ({"start_idx": -1}, "numel (ints)"),
     ({"name": "a"}, "given twice"),
 ])
 def test_bad_buckets_are_refused(reader, fields, words):
     tensors = {"a": torch.ones(5, dtype=torch.bfloat16), "b": torch.ones(3)}
     bucket = change(new_bucket(tensors), 1, **fields)
     assert words in reader.refused(pickle.dumps(bucket), "-f")
+
+
+def as_dicts(bucket):
+    return {**bucket, "metadata": [dict(vars(entry), shape=tuple(entry.shape)) for entry in bucket["metadata"]]}
+
+
+def test_metadata_of_a_bucket_may_be_dicts(reader):
+    """Of the same fields, so that a trainer needs no class of SGLang's; what is wrong with them is found alike."""
+    tensors = views()
+    assert reader.run(pickle.dumps(as_dicts(new_bucket(tensors))), "-f") == lines(tensors)
+    same = {"a": torch.ones(4), "b": torch.ones(2, 3)}
+    assert reader.run(pickle.dumps(as_dicts(old_bucket(same))), "-f") == lines(same)
+    bad = as_dicts(new_bucket(same))
+    assert "does not hold" in reader.refused(pickle.dumps({**bad, "metadata": [{**bad["metadata"][0], "end_idx": 3}]}), "-f")
+    del bad["metadata"][1]["dtype"]
+    assert "dtype (torch.dtype)" in reader.refused(pickle.dumps(bad), "-f")
+    assert "a dict of its fields" in reader.refused(pickle.dumps({**bad, "metadata": [7]}), "-f")
 
 
 def test_old_bucket_of_another_dtype_is_refused(reader):

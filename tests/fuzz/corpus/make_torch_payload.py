@@ -71,6 +71,8 @@ def make_buckets():
     overlap = [metadata("a", torch.Size([3]), torch.bfloat16, 0, 6, 6), metadata("b", torch.Size([2]), torch.float32, 4, 12, 8)]
     flat = torch.arange(14, dtype=torch.uint8)
     put("bucket-new", pickle.dumps({"flattened_tensor": flat, "metadata": new}, protocol=4))
+    put("bucket-dicts", pickle.dumps({"flattened_tensor": flat, "metadata": [
+        dict(vars(entry), shape=tuple(entry.shape)) for entry in new]}, protocol=4))
     put("bucket-old", pickle.dumps({"flattened_tensor": torch.arange(4.0), "metadata": old}, protocol=4))
     put("bucket-overlap", pickle.dumps({"flattened_tensor": flat, "metadata": overlap}, protocol=4))
     local = data_class("sglang.srt.model_executor.model_runner", "LocalSerializedTensor", ["values"])

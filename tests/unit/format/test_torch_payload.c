@@ -133,16 +133,19 @@ static void buckets_of_both_layouts(void **state) {
     hr_torch_options options = {.flattened = true};
     hr_torch_payload *p = NULL;
     hr_error err = {0};
-    payload_file file = load("bucket-new");
-    assert_ok(hr_torch_payload_read(file.bytes, file.size, &options, &p, &err), &err);
-    assert_int_equal(find(p, "a")->dtype, HR_DTYPE_BF16);
-    assert_int_equal(find(p, "a")->bytes, 6);
-    assert_int_equal(find(p, "b")->dtype, HR_DTYPE_F32);
-    assert_ptr_equal(find(p, "b")->data, (const char *)find(p, "a")->data + 6); /* unaligned */
-    assert_int_equal(*(const unsigned char *)find(p, "b")->data, 6);
-    hr_torch_payload_close(p);
-    free(file.bytes);
-    file = load("bucket-old");
+    static const char *const bytewise[] = {"bucket-new", "bucket-dicts"};
+    for (size_t i = 0; i < 2; i++) {
+        payload_file file = load(bytewise[i]);
+        assert_ok(hr_torch_payload_read(file.bytes, file.size, &options, &p, &err), &err);
+        assert_int_equal(find(p, "a")->dtype, HR_DTYPE_BF16);
+        assert_int_equal(find(p, "a")->bytes, 6);
+        assert_int_equal(find(p, "b")->dtype, HR_DTYPE_F32);
+        assert_ptr_equal(find(p, "b")->data, (const char *)find(p, "a")->data + 6); /* unaligned */
+        assert_int_equal(*(const unsigned char *)find(p, "b")->data, 6);
+        hr_torch_payload_close(p);
+        free(file.bytes);
+    }
+    payload_file file = load("bucket-old");
     assert_ok(hr_torch_payload_read(file.bytes, file.size, &options, &p, &err), &err);
     assert_floats(find(p, "a"), old, 3);
     assert_floats(find(p, "b"), old + 3, 1);
