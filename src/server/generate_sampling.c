@@ -40,6 +40,37 @@ static const struct {
     {"custom_params", "custom logit processors are not supported"},
 };
 
+/* Names of other APIs, or of other fields of this one, for what has another name here. */
+static const struct {
+    const char *key, *ours;
+} other_names[] = {
+    {"max_tokens", "max_new_tokens"},
+    {"max_completion_tokens", "max_new_tokens"},
+    {"max_length", "max_new_tokens"},
+    {"min_tokens", "min_new_tokens"},
+    {"seed", "sampling_seed"},
+    {"num_return_sequences", "n"},
+    {"do_sample", "temperature (0 is greedy)"},
+    {"stop_strings", "stop"},
+    {"eos_token_id", "stop_token_ids"},
+    {"include_stop_str_in_output", "no_stop_trim"},
+    {"logprobs", "return_logprob, beside sampling_params"},
+    {"return_logprob", "return_logprob, beside sampling_params"},
+    {"top_logprobs", "top_logprobs_num, beside sampling_params"},
+    {"top_logprobs_num", "top_logprobs_num, beside sampling_params"},
+    {"stream", "stream, beside sampling_params"},
+    {"lora_path", "lora_path, beside sampling_params"},
+};
+
+static hr_status unknown_key(const char *key, const char *what, hr_error *err) {
+    for (size_t i = 0; i < sizeof other_names / sizeof other_names[0]; i++) {
+        if (strcmp(key, other_names[i].key) == 0)
+            return hr_fail(err, HR_ERR_INVALID, "%s: unknown key \"%s\"; here it is %s", what, key,
+                           other_names[i].ours);
+    }
+    return hr_fail(err, HR_ERR_INVALID, "%s: unknown key \"%.100s\"", what, key);
+}
+
 static hr_status check_key(const cJSON *member, const char *what, hr_error *err) {
     for (size_t i = 0; i < sizeof plain_keys / sizeof plain_keys[0]; i++) {
         if (strcmp(member->string, plain_keys[i]) == 0)
@@ -53,7 +84,7 @@ static hr_status check_key(const cJSON *member, const char *what, hr_error *err)
         return hr_fail(err, HR_ERR_UNSUPPORTED, "%s.%s: %s; leave it out", what, member->string,
                        refused_keys[i].why);
     }
-    return hr_fail(err, HR_ERR_INVALID, "%s: unknown key \"%.100s\"", what, member->string);
+    return unknown_key(member->string, what, err);
 }
 
 /* One reader per type. Each leaves *out alone when the key is absent or null, and names "what.key".

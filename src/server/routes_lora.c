@@ -35,8 +35,17 @@ static void answer(hr_exchange *exchange, hr_call *c) {
 }
 
 static void run_load(hr_call *c) {
+    hr_error err;
     c->status =
-        hr_engine_load_adapter(c->server->options.engine, c->name, c->path, c->pinned, &c->err);
+        hr_engine_load_adapter(c->server->options.engine, c->name, c->path, c->pinned, &err);
+    if (c->status == HR_ERR_NOT_FOUND)
+        hr_fail(&c->err, c->status,
+                "%.600s; lora_path is looked up on this engine's machine: to send the tensors "
+                "instead, POST them to /update_weights_from_safetensors or "
+                "/load_lora_adapter_from_tensors, or use headrace push",
+                err.message);
+    else if (c->status != HR_OK)
+        c->err = err;
 }
 
 static void run_unload(hr_call *c) {

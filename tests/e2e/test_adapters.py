@@ -89,6 +89,12 @@ def test_a_load_call_that_is_not_whole(engine, body):
     assert engine.post("/load_lora_adapter", body).status_code == 400
 
 
+def test_a_path_that_is_not_here_says_where_it_was_looked_up(engine, tmp_path):
+    message = refusal(engine, tmp_path / "of-the-trainer")
+    assert "of-the-trainer" in message and "this engine's machine" in message
+    assert "/update_weights_from_safetensors" in message and "/load_lora_adapter_from_tensors" in message
+
+
 def test_a_name_with_a_colon(engine, adapter_dirs):
     assert "must not contain ':'" in refusal(engine, adapter_dirs["seven-r8"], name="a:b")
 

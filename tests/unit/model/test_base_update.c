@@ -530,8 +530,11 @@ static void a_refused_dtype_is_told_with_its_shape(void **state) {
                         .bytes = 32};
     hr_base_update *update = begin(p.live, true);
     assert_int_equal(hr_base_update_write(update, &packed, 1, &err), HR_ERR_DTYPE);
-    assert_non_null(strstr(err.message, "U8 [32, 1]"));
+    assert_non_null(strstr(err.message, "U8 [32, 1]; quantised weights are not supported"));
     assert_non_null(strstr(err.message, "[30, 40]"));
+    packed.dtype = HR_DTYPE_F64;
+    assert_int_equal(hr_base_update_write(update, &packed, 1, &err), HR_ERR_DTYPE);
+    assert_non_null(strstr(err.message, "F64 [32, 1]; cast it with .float()"));
     hr_base_update_abandon(update);
     close_pair(&p);
 }

@@ -83,6 +83,8 @@ static void each_refused_sampling_parameter_is_named(void **state) {
     (void)state;
     static const char *const table[][2] = {
         {"\"surprise\":1", "unknown key \"surprise\""},
+        {"\"max_tokens\":1", "unknown key \"max_tokens\"; here it is max_new_tokens"},
+        {"\"logprobs\":1", "here it is return_logprob, beside sampling_params"},
         {"\"temperature\":-0.1", "temperature"},
         {"\"temperature\":\"hot\"", "temperature"},
         {"\"temperature\":1e39", "temperature"},
