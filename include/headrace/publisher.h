@@ -103,7 +103,8 @@ typedef struct hr_push_progress {
     uint64_t bytes;       /* that have left this process, to each engine; tensors only */
     uint64_t total_bytes; /* 0 = not known */
     double rate;          /* bytes per second since the first byte */
-    const char *stage;    /* "register", "begin", "stream", "prepare", "commit", ...; static */
+    const char *stage;    /* "connect", "pause", "flush", "register", "begin", "stream", "prepare",
+                             "commit", "continue": as receipts and messages call them; static */
 } hr_push_progress;
 
 typedef struct hr_publisher_options {
@@ -119,11 +120,15 @@ typedef struct hr_publisher_options {
      * NULL or "auto": the first of these that every engine speaks, asked at the first push. */
     const char *transport;
     uint64_t bucket_bytes; /* 0 = 512 MiB. A bucket leaves before a unit would bring it to this many
-                              bytes, and sooner where engines can check it while the next one is on
-                              its way; a larger unit goes alone. Never changes what is published */
+                              bytes; a larger unit goes alone. In a group, and over "sglang-load",
+                              that is all; a lone publisher's buckets leave sooner: before a unit
+                              would bring them over 4 MiB, or an eighth of what has left when that
+                              is more. 2,048 tensors end a bucket too. Never changes what is
+                              published */
     uint64_t timeout_ms;   /* for one call to all engines, retries included; 0 = 60,000. While an
                               engine has the session of another trainer open, begin waits for its
-                              end: a quarter longer than this */
+                              end: a quarter longer than this. Engines wait for running requests an
+                              eighth less, so that their refusal still arrives */
     uint64_t lease_ms;     /* after which engines drop a session that went silent; 0 = a little more
                               than timeout_ms, at least 10,000 */
     bool audit;            /* SHA-256 of every tensor in the engines' receipts */
@@ -167,12 +172,14 @@ typedef struct hr_push_receipt {
     const char *transport;      /* what was used */
     const char *weight_version; /* "" when unchanged */
     bool skipped;               /* all ranks were unchanged: nothing was sent */
-    bool commit_begun;    /* engines may serve the new weights, even when the push has failed; on
-                             other ranks than 0: rank 0 may have begun it */
+    bool commit_begun;    /* engines may serve the new weights. A failed push gives no receipt: its
+                             report (hr_publisher_report) says this of it, and on other ranks than 0
+                             that rank 0 may have begun it */
     bool atomic;          /* all engines prepared before the first committed; false for transports
                              without it */
     uint32_t rank, ranks; /* of the group; 0 of 1 without one */
-    uint64_t tensors, bytes;                    /* of all ranks, replicas counted once */
+    uint64_t tensors, bytes; /* of all ranks, replicas counted once; 0 tensors: not known, neither
+                                are bytes and xxh3: nothing was sent (resume, skipped) */
     uint64_t sent_tensors, sent_bytes, buckets; /* by this process, to each engine */
     uint8_t xxh3[16]; /* computed here: over the sorted (name, NUL, digest) of all tensors, names
                          with their adapter, as an engine's receipt has it */
@@ -184,7 +191,8 @@ typedef struct hr_push_receipt {
 /* All of it as one JSON object; the text lives as long as the receipt. It also says where the new
  * weights are served: "published" is "all", "some" (the others do not, or may not), "none" or
  * "unknown" (some may), null on ranks other than 0; each engine "serves" "new", "old" (what it
- * served before) or "unknown". What a failed call did not come to is null. */
+ * served before) or "unknown". What a call did not come to, or does not know (a resume: tensors,
+ * bytes, xxh3), is null. */
 const char *hr_push_receipt_json(const hr_push_receipt *receipt);
 void hr_push_receipt_free(hr_push_receipt *receipt); /* NULL is allowed */
 
@@ -205,17 +213,19 @@ void hr_push_receipt_free(hr_push_receipt *receipt); /* NULL is allowed */
  *   HR_ERR_PEER, HR_ERR_TIMEOUT   an engine cannot be reached or does not answer
  *   HR_ERR_CANCELLED  by progress
  *   others            as the engine refused it, or as the source or the group failed
- * A failure of commit (HR_ERR_PEER, HR_ERR_TIMEOUT) says which engines have committed; bring the
- * others there with hr_publisher_resume. */
+ * A failure of commit (HR_ERR_PEER, HR_ERR_TIMEOUT) says which engines have committed; the others
+ * stay prepared until the lease runs out: bring them there with hr_publisher_resume before that.
+ * HR_ERR_TIMEOUT of an engine whose requests still ran has changed nothing on it. *receipt is set
+ * only on success; what each engine said, and serves, is in hr_publisher_report. */
 hr_status hr_publisher_push(hr_publisher *publisher, const hr_push *push, hr_push_receipt **receipt,
                             hr_error *err);
 
 /* Finishes a push whose commit was interrupted: engines that are prepared commit, engines that have
  * committed say so again. HR_ERR_SESSION when an engine has rolled back or does not know the
- * session (the message names it: push the same weights again as a new session), or when it is still
- * open, not prepared. weight_version (NULL: not checked) is compared with what engines say after
- * it. With a pause mode engines are told to go on, in case one was away when the push did. In
- * groups rank 0 calls it alone. */
+ * session, because it has restarted or the lease ran out (the message names it: push the same
+ * weights again as a new session), or when it is still open, not prepared. weight_version (NULL:
+ * not checked) is compared with what engines say after it. With a pause mode engines are told to go
+ * on, in case one was away when the push did. In groups rank 0 calls it alone. */
 hr_status hr_publisher_resume(hr_publisher *publisher, const char *session_id,
                               const char *weight_version, hr_push_receipt **receipt, hr_error *err);
 

@@ -40,8 +40,7 @@ static void read_reply(const hr_http_call *http, hr_engine_call *call) {
     call->err = http->err;
     call->http_status = http->http_status;
     if (http->status == HR_OK)
-        call->status = hr_reply_read(http->http_status, http->reply.data, http->reply.len,
-                                     &call->reply, &call->err);
+        call->status = hr_reply_of_call(http, &call->reply, &call->err);
 }
 
 static hr_status fill(const hr_engine_ask *ask, const char *url, const char *path, char **text,

@@ -93,6 +93,7 @@ static void take_answer(hr_fleet_engine *e, hr_stage stage, hr_stage_answer *ans
         e->has_receipt = true;
     }
     e->unservable = e->unservable || answer->unservable;
+    e->touched = e->touched || (stage == HR_STAGE_BUCKET && !answer->untouched);
     if (answer->status == HR_OK) {
         advance(e, stage);
         return;
@@ -113,10 +114,10 @@ typedef struct stage_run {
     bool time_left, time_to_wait; /* for another call; for one that waits for another session */
 } stage_run;
 
-/* Refusals that no further call changes. */
+/* Refusals that no further call changes. An engine that says TIMEOUT has waited for its requests as
+ * long as it may: another call would have no time left to hear that again. */
 static bool is_final(hr_status status) {
     switch (status) {
-    case HR_ERR_TIMEOUT:
     case HR_ERR_BUSY:
     case HR_ERR_PEER:
     case HR_ERR_NO_MEMORY:

@@ -13,6 +13,8 @@ typedef struct hr_fleet_engine {
     bool known; /* false: whether the last stage was done is not known */
     hr_session_state state;
     bool paused, unservable;
+    bool
+        touched; /* by a bucket, perhaps: all but those that it refused before it changed a thing */
     char error[512]; /* of its last failure; "" */
     hr_engine_receipt receipt;
     bool has_receipt;
@@ -49,6 +51,10 @@ typedef enum hr_fleet_retry {
 #define HR_FLEET_MIN_LEASE_MS 10000
 #define HR_FLEET_LEASE_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 8)
 #define HR_FLEET_WAIT_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 4)
+
+/* How long an engine may wait for its running requests: its refusal then arrives within the stage,
+ * and it is known that nothing was changed. */
+#define HR_FLEET_REQUESTS_MS(timeout_ms) ((timeout_ms) - (timeout_ms) / 8)
 
 /* Whether an engine refused a session because another one is open. */
 bool hr_fleet_is_taken(const hr_error *err);

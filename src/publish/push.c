@@ -24,6 +24,13 @@ hr_status hr_push_cancelled(hr_error *err) {
     return hr_fail(err, HR_ERR_CANCELLED, "the push was cancelled by its caller");
 }
 
+bool hr_push_leaves_adapters(const hr_push_run *run) {
+    bool touched = false;
+    for (size_t i = 0; i < run->p->fleet.n; i++)
+        touched = touched || run->p->fleet.engines[i].touched;
+    return run->moved && touched && run->push->n_adapters > 0 && !run->traits->sessions;
+}
+
 hr_status hr_push_stage(hr_push_run *run, const hr_stage_request *request, hr_fleet_retry retry,
                         hr_error *err) {
     if (!hr_publisher_tell(run->p, hr_stage_name(request->stage)))
@@ -31,7 +38,8 @@ hr_status hr_push_stage(hr_push_run *run, const hr_stage_request *request, hr_fl
     return hr_fleet_run(&run->p->fleet, request, retry, NULL, err);
 }
 
-static uint64_t lease_of(const hr_publisher *p) {
+uint64_t hr_push_lease_ms(const hr_push_run *run) {
+    const hr_publisher *p = run->p;
     uint64_t lease_ms = HR_FLEET_LEASE_MS(p->fleet.timeout_ms);
     if (p->options.lease_ms > 0)
         return p->options.lease_ms;
@@ -50,7 +58,8 @@ hr_stage_request hr_push_request(const hr_push_run *run, hr_stage stage) {
         .n_adapters = push->n_adapters,
         .sync_base = push->sync_base,
         .complete_base = push->complete_base,
-        .lease_ms = lease_of(run->p),
+        .lease_ms = hr_push_lease_ms(run),
+        .requests_ms = HR_FLEET_REQUESTS_MS(run->p->fleet.timeout_ms),
         .weight_version = push->weight_version,
         .flush_cache = flush,
         .audit = run->p->options.audit,
@@ -162,7 +171,7 @@ static hr_status enter_call(hr_publisher *p, hr_error *err) {
 /* What an engine serves after this call, as far as its answers tell. "old" is what it served
  * before. A transport that takes nothing back may have left a part of it. */
 static const char *served_by(const hr_push_run *run, const hr_fleet_engine *e, bool failed) {
-    bool stays = hr_push_leaves_base(run) || hr_push_leaves_adapters(run);
+    bool stays = hr_push_leaves_base(run) || (hr_push_leaves_adapters(run) && e->touched);
     if (run->facts.skipped)
         return "old";
     if (!failed || (e->known && e->state == HR_SESSION_PUBLISHED))

@@ -66,9 +66,7 @@ static inline bool hr_push_leaves_base(const hr_push_run *run) {
     return run->moved && run->push->sync_base && !run->traits->base_rollback;
 }
 
-static inline bool hr_push_leaves_adapters(const hr_push_run *run) {
-    return run->moved && run->push->n_adapters > 0 && !run->traits->sessions;
-}
+bool hr_push_leaves_adapters(const hr_push_run *run);
 
 static inline uint64_t hr_push_now(const hr_push_run *run) {
     return hr_now_ns(&run->p->fleet.clock);
@@ -85,6 +83,9 @@ hr_status hr_push_cancelled(hr_error *err);
 
 /* Puts "; text" behind the message. */
 void hr_push_append(hr_error *err, const char *text);
+
+/* After which engines drop a session that went silent. */
+uint64_t hr_push_lease_ms(const hr_push_run *run);
 
 /* The request of a stage with what all stages of this push share, and performing it on all engines
  * unless the caller cancels. */
@@ -103,8 +104,8 @@ hr_status hr_push_declare(hr_push_run *run, bool *skip, hr_error *err);
 /* ---- push_session.c ---- */
 
 /* Rank 0 pauses and flushes where asked, registers, begins. All ranks call it: with a round for
- * every few adapters nobody waits longer for the others when there are more of them. How begin ended is
- * told in the round that follows. */
+ * every few adapters nobody waits longer for the others when there are more of them. How begin
+ * ended is told in the round that follows. */
 hr_status hr_push_open(hr_push_run *run, hr_error *err);
 /* The rest of it on rank 0 alone.
  *

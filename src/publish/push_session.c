@@ -207,8 +207,29 @@ hr_status hr_push_prepare(hr_push_run *run, hr_error *err) {
     return HR_OK;
 }
 
+/* What can be done about engines that have not committed. */
+static void describe_way_on(const hr_push_run *run, hr_status status, char text[320]) {
+    char until[64] = "before its lease runs out";
+    if (run->begun)
+        snprintf(until, sizeof until, "within %.1f s (the lease)",
+                 (double)hr_push_lease_ms(run) / 1e3);
+    if (!run->traits->atomic)
+        snprintf(text, 320, "push again: this transport cannot resume");
+    else if (status == HR_ERR_SESSION)
+        snprintf(text, 320,
+                 "the session cannot be finished there (an engine that does not know it has "
+                 "restarted, or has dropped it when its lease ran out): push the same weights "
+                 "again as a new session, to all engines");
+    else
+        snprintf(text, 320,
+                 "finish it %s: `headrace push --resume %.64s` with the engines' URLs, or "
+                 "publisher.resume(\"%.64s\"); where an engine has restarted, push again",
+                 until, run->session_id, run->session_id);
+}
+
 void hr_push_explain_commit(const hr_push_run *run, hr_error *err) {
     hr_buf text = {0};
+    char way_on[320];
     size_t done = 0;
     for (size_t i = 0; i < run->p->fleet.n; i++) {
         const hr_fleet_engine *e = &run->p->fleet.engines[i];
@@ -218,16 +239,9 @@ void hr_push_explain_commit(const hr_push_run *run, hr_error *err) {
         done++;
     }
     hr_error first = *err;
-    bool resumable = run->traits->atomic && first.status != HR_ERR_SESSION;
-    const char *advice = "push again: this transport cannot resume";
-    if (resumable)
-        advice = "bring the others there by resuming session ";
-    else if (run->traits->atomic)
-        advice = "the session cannot be finished there: push the same weights again as a new "
-                 "session, to all engines";
-    hr_fail(err, first.status, "%.500s; committed: %.200s; %s%.64s", first.message,
-            done > 0 && !text.failed ? text.data : "none", advice,
-            resumable ? run->session_id : "");
+    describe_way_on(run, first.status, way_on);
+    hr_fail(err, first.status, "%.450s; committed: %.200s; %s", first.message,
+            done > 0 && !text.failed ? text.data : "none", way_on);
     hr_buf_free(&text);
 }
 

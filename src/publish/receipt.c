@@ -32,7 +32,7 @@ const char *hr_push_receipt_json(const hr_push_receipt *receipt) {
 
 /* ---- JSON ---- */
 
-/* What a failed call did not come to is null, not 0. */
+/* What a call did not come to, or does not know, is null, not 0. */
 static void put_known(hr_json_writer *w, const char *key, uint64_t value, bool known) {
     if (known)
         hr_json_put_u64(w, key, value);
@@ -52,9 +52,9 @@ static void put_digest(hr_json_writer *w, const uint8_t digest[HR_XXH3_SIZE], bo
     put_chosen(w, "xxh3", known ? hr_xxh3_format(digest, hex) : "");
 }
 
-static void put_ms(hr_json_writer *w, const char *key, uint64_t ns, bool failed) {
+static void put_ms(hr_json_writer *w, const char *key, uint64_t ns, bool all) {
     hr_json_key(w, key);
-    if (failed && ns == 0)
+    if (!all && ns == 0)
         hr_json_write_null(w);
     else
         hr_json_write_f32(w, (float)((double)ns / 1e6));
@@ -76,16 +76,17 @@ static void write_engine(const hr_push_engine *e, const char *serves, hr_json_wr
     hr_json_object_end(w);
 }
 
-static void write_times(const hr_push_receipt *r, bool failed, hr_json_writer *w) {
+/* all: the call came to every stage. */
+static void write_times(const hr_push_receipt *r, bool all, hr_json_writer *w) {
     hr_json_key(w, "milliseconds");
     hr_json_object_begin(w);
-    put_ms(w, "pause", r->pause_ns, failed);
-    put_ms(w, "register", r->register_ns, failed);
-    put_ms(w, "begin", r->begin_ns, failed);
-    put_ms(w, "stream", r->stream_ns, failed);
-    put_ms(w, "prepare", r->prepare_ns, failed);
-    put_ms(w, "commit", r->commit_ns, failed);
-    put_ms(w, "total", r->total_ns, failed);
+    put_ms(w, "pause", r->pause_ns, all);
+    put_ms(w, "register", r->register_ns, all);
+    put_ms(w, "begin", r->begin_ns, all);
+    put_ms(w, "stream", r->stream_ns, all);
+    put_ms(w, "prepare", r->prepare_ns, all);
+    put_ms(w, "commit", r->commit_ns, all);
+    put_ms(w, "total", r->total_ns, all);
     hr_json_object_end(w);
 }
 
@@ -104,7 +105,8 @@ static const char *published_on(const hr_fleet *fleet) {
 
 static void write_receipt(const hr_push_receipt *r, const hr_fleet *fleet, const hr_error *failure,
                           hr_buf *out) {
-    bool failed = failure != NULL, summed = !failed || r->tensors > 0;
+    bool failed = failure != NULL;
+    bool summed = r->tensors > 0; /* a resume does not know what was sent, nor who sent nothing */
     bool connected = r->transport[0] != '\0';
     hr_json_writer w;
     hr_json_writer_init(&w, out);
@@ -132,7 +134,7 @@ static void write_receipt(const hr_push_receipt *r, const hr_fleet *fleet, const
     hr_json_put_u64(&w, "sent_tensors", r->sent_tensors);
     hr_json_put_u64(&w, "sent_bytes", r->sent_bytes);
     hr_json_put_u64(&w, "buckets", r->buckets);
-    write_times(r, failed, &w);
+    write_times(r, !failed && summed, &w);
     hr_json_key(&w, "engines");
     hr_json_array_begin(&w);
     for (size_t i = 0; i < r->n_engines; i++)

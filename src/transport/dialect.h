@@ -28,6 +28,7 @@ typedef struct hr_step {
     const char *content_type; /* NULL: JSON */
     hr_http_body body;        /* instead of text when its read is not NULL */
     bool once;                /* the engine cannot be asked twice */
+    bool untouched;           /* what it refused has changed nothing there */
     void *body_state;         /* what body.self needs beside the request; freed with free() */
 } hr_step;
 

@@ -281,6 +281,7 @@ static void begin_transfer(hr_http_client *client, transfer *t) {
     hr_http_call *call = t->call;
     call->status = HR_OK;
     call->http_status = 0;
+    call->with_key = client->bearer != NULL;
     hr_buf_clear(&call->reply);
     t->done = t->too_long = t->waits = false;
     t->offset = 0;

@@ -39,7 +39,8 @@ typedef struct hr_http_call {
     hr_status status;
     hr_error err;
     unsigned http_status;
-    hr_buf reply; /* the caller frees it, in every case */
+    bool with_key; /* the client's went along */
+    hr_buf reply;  /* the caller frees it, in every case */
 } hr_http_call;
 
 typedef struct hr_http_client_options {

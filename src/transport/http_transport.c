@@ -105,8 +105,7 @@ static hr_status read_info(const hr_http_call *call, hr_endpoint *engine, cJSON 
     }
     if (call->http_status == 404)
         return HR_OK;
-    hr_status status =
-        hr_reply_read(call->http_status, call->reply.data, call->reply.len, info, err);
+    hr_status status = hr_reply_of_call(call, info, err);
     if (status != HR_OK)
         return hr_fail_context(err, status, "/server_info");
     if (!cJSON_IsObject(*info))
@@ -241,6 +240,12 @@ static void take_receipt(hr_step *step, hr_stage_answer *answer) {
     }
 }
 
+/* Something between answered for an engine that did not, and may have done it or not. */
+static bool is_from_gateway(const hr_step *step) {
+    return (step->http_status == 502 || step->http_status == 504) &&
+           hr_json_get(step->reply, "status") == NULL;
+}
+
 static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer *answer) {
     cJSON_Delete(step->reply);
     step->reply = NULL;
@@ -252,9 +257,9 @@ static void read_answer(hr_step *step, const hr_http_call *call, hr_stage_answer
         return;
     }
     step->http_status = call->http_status;
-    step->status = hr_reply_read(call->http_status, call->reply.data, call->reply.len, &step->reply,
-                                 &step->err);
-    answer->lost = step->status == HR_ERR_PEER && step->reply == NULL; /* cut short */
+    step->status = hr_reply_of_call(call, &step->reply, &step->err);
+    bool cut_short = step->status == HR_ERR_PEER && step->reply == NULL;
+    answer->lost = cut_short || is_from_gateway(step);
     answer->unservable = step->status == HR_ERR_UNSERVABLE;
     take_receipt(step, answer);
 }
@@ -415,6 +420,7 @@ static void attempt_steps(http_transport *t, const hr_stage_request *request,
         run_steps(t, request, &r, begun, answers);
     for (size_t i = 0; ready && i < n; i++) {
         answers[i].status = r.steps[i].status;
+        answers[i].untouched = r.steps[i].untouched && !answers[i].lost;
         answers[i].err = r.steps[i].err;
     }
     round_close(&r);

@@ -85,16 +85,26 @@ hr_status hr_reply_read(unsigned http_status, const char *text, size_t len, cJSO
         status = hr_status_from_name(name, status);
     if (status == HR_OK)
         status = HR_ERR_INTERNAL; /* refused, whatever it says */
-    if (http_status == 401 || http_status == 403)
-        return hr_fail(
-            err, status,
-            "%s: give the engine's key as --api-key or HEADRACE_API_KEY; where it has an "
-            "admin key, that one for weights",
-            words != NULL ? words : "the key was refused");
     if (words != NULL)
         return hr_fail(err, status, "%s", words);
     if (len > 0)
         return hr_fail(err, status, "HTTP %u: %.*s", http_status,
                        (int)(len < SHOWN_BYTES ? len : SHOWN_BYTES), text);
     return hr_fail(err, status, "HTTP %u without a word", http_status);
+}
+
+hr_status hr_reply_of_call(const hr_http_call *call, cJSON **tree, hr_error *err) {
+    hr_error local = {0};
+    hr_status status =
+        hr_reply_read(call->http_status, call->reply.data, call->reply.len, tree, &local);
+    if (status == HR_OK)
+        return HR_OK;
+    if (call->http_status == 401 || call->http_status == 403)
+        return hr_fail(err, status,
+                       "%.400s: %s; give the engine's key as --api-key or HEADRACE_API_KEY; where "
+                       "it has an admin key, that one for weights",
+                       local.message,
+                       call->with_key ? "the key that was sent is not the one that it wants"
+                                      : "it wants a key, and none was sent");
+    return hr_fail(err, status, "%s", local.message);
 }

@@ -27,6 +27,7 @@ static void put_begin(const hr_stage_request *r, hr_json_writer *w) {
         hr_json_put_bool(w, "audit", true); /* base bytes are gone when the receipt is made */
     if (r->lease_ms > 0)
         hr_json_put_f64(w, "lease_seconds", (double)r->lease_ms / 1e3);
+    hr_json_put_f64(w, "timeout_seconds", (double)r->requests_ms / 1e3);
 }
 
 static void put_prepare(const hr_stage_request *r, hr_json_writer *w) {
@@ -43,7 +44,7 @@ static void put_prepare(const hr_stage_request *r, hr_json_writer *w) {
         hr_json_put_string(w, "weight_version", r->weight_version);
     hr_json_put_bool(w, "flush_cache", r->flush_cache);
     hr_json_put_bool(w, "audit", r->audit);
-    hr_json_put_f64(w, "timeout_seconds", (double)r->timeout_ms / 1e3);
+    hr_json_put_f64(w, "timeout_seconds", (double)r->requests_ms / 1e3);
 }
 
 static bool post_bucket(const hr_stage_request *r, hr_step *step) {

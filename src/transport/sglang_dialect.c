@@ -211,6 +211,7 @@ static bool next_load(const hr_stage_request *r, hr_step *step, const hr_push_ad
         return post_unload(step, adapter);
     if (step->number == 2 && (step->status == HR_OK || unknown))
         return post_load(r, step, adapter, false);
+    step->untouched = step->number == 1 && step->status != HR_OK; /* an upsert keeps the old one */
     return false;
 }
 

@@ -57,14 +57,17 @@ typedef struct hr_stage_request {
     size_t n_manifest;
     const char *weight_version; /* PREPARE, COMMIT; NULL: unchanged */
     bool flush_cache, audit;
-    uint64_t timeout_ms; /* for this attempt */
+    uint64_t requests_ms; /* BEGIN, PREPARE: how long the engine may wait for running requests, then
+                             and later in the session */
+    uint64_t timeout_ms;  /* for this attempt */
 } hr_stage_request;
 
 typedef struct hr_stage_answer {
     hr_status status;
     bool lost; /* no answer came: the engine may have done it or not */
     hr_error err;
-    bool unservable;           /* the engine said that its base weights are incomplete */
+    bool unservable; /* the engine said that its base weights are incomplete */
+    bool untouched;  /* BUCKET, where engines publish what comes: refused before anything changed */
     hr_engine_receipt receipt; /* of stages that answer with one; the reader's to clear */
     bool has_receipt;
 } hr_stage_answer;

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.push_proxy import Proxy, Recorder
 from tools.engine import BINARY, Engine
+from tools.make_tiny_models import HOME as MODELS
 
 DEAD = "http://127.0.0.1:1"
 
@@ -63,10 +64,31 @@ def test_files_that_cannot_be_read_have_a_report_too(tmp_path):
     assert report["status"] == "ERR_NOT_FOUND" and "nothing was published" in text
 
 
-def test_a_wrong_key(tiny_dir, adapter_dirs):
+@pytest.mark.parametrize("key, text", [(["--api-key", "wrong"], "the key that was sent is not the one"),
+                                       ([], "it wants a key, and none was sent")])
+def test_a_key_that_is_wrong_or_missing(tiny_dir, adapter_dirs, key, text):
     with Engine(tiny_dir, "--api-key", "right", skip_tokenizer=True) as engine:
-        report, text = push("--engine", engine.url, "--adapter", f"a={adapter_dirs['qv-r1']}", "--api-key", "wrong", code=1)
-    assert report["published"] == "none" and "--api-key" in text and "nothing was published" in text
+        report, said = push("--engine", engine.url, "--adapter", f"a={adapter_dirs['qv-r1']}", *key, code=1)
+    assert report["published"] == "none" and text in said and "--api-key" in said and "nothing was published" in said
+
+
+def test_a_base_update_that_waits_for_a_long_request_in_vain(smollm2):
+    """The engine says so before the publisher stops listening, and a resume within the lease finishes it."""
+    long = threading.Thread(target=smollm2.generate, kwargs={
+        "text": "Once", "sampling_params": {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}})
+    long.start()
+    words = ["--engine", smollm2.url, "--timeout", "2"]
+    report, text = push(*words, "--base", MODELS / "smollm2", code=1)
+    assert served(report) == ("none", ["old"]) and report["status"] == "ERR_TIMEOUT"
+    assert [engine["state"] for engine in report["engines"]] == ["prepared"]
+    assert "1 requests still ran" in text and "committed: none; finish it within 10.0 s (the lease)" in text
+    assert f"headrace push --resume {report['session_id']}" in text
+    smollm2.post("/abort_request", {"abort_all": True})
+    long.join()
+    done, _ = push(*words, "--resume", report["session_id"], code=0)
+    assert served(done) == ("all", ["new"])
+    unknown = {"tensors", "bytes", "xxh3"}
+    assert {key for key, value in done.items() if value is None} == unknown
 
 
 # ---- exit code 3: something of it is served, or may be ----
@@ -91,6 +113,7 @@ def test_a_session_that_is_refused_at_commit_cannot_be_resumed(engines, adapter_
         again, text = push("--engine", one.url, two.url, "--resume", report["session_id"], code=3)
         assert served(again) == ("some", ["new", "old"]) and "push the same weights again" in text
     only, text = push("--engine", two.url, "--resume", report["session_id"], code=1)
+    assert "has restarted, or has dropped it when its lease ran out" in text
     assert served(only) == ("none", ["old"]) and "nothing was published" not in text
     push("--engine", one.url, two.url, *words, code=0)
 
@@ -149,8 +172,20 @@ def test_adapters_that_were_loaded_before_the_failure_are_said(adapter_dirs):
     words = ["--transport", "sglang-load", "--adapter", f"a={adapter_dirs['qv-r1']}", "--engine"]
     with Recorder() as good, Recorder(load_lora_adapter_from_tensors=REFUSE) as bad:
         report, text = push(*words, good.url, bad.url, code=3)
-    assert served(report) == ("unknown", ["unknown", "unknown"])
+    assert served(report) == ("unknown", ["unknown", "old"])
     assert bad.url in text and "engines may serve adapters that were sent before" in text
+
+
+def test_an_adapter_that_was_refused_first_of_all_has_changed_nothing(adapter_dirs):
+    """Only where the engine takes it in the place of the one that it has: elsewhere that one is unloaded before."""
+    words = ["--transport", "sglang-load", "--adapter", f"a={adapter_dirs['qv-r1']}", "--engine"]
+    with Recorder(load_lora_adapter_from_tensors=REFUSE) as engine:
+        report, text = push(*words, engine.url, code=1)
+        assert served(report) == ("none", ["old"]) and "may serve" not in text and "nothing was published" in text
+    with Recorder(load_lora_adapter_from_tensors=(400, {"success": False, "message": "no upsert here"})) as engine:
+        report, text = push(*words, engine.url, code=3)
+        assert "unload_lora_adapter" in [route for _, route, _ in engine.calls]
+        assert served(report) == ("unknown", ["unknown"]) and "may serve" in text
 
 
 def test_adapters_of_a_session_leave_nothing(adapter_dirs):

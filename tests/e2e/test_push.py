@@ -177,7 +177,7 @@ def test_what_stays_lost_leaves_no_trace(engines, adapter_dirs, loaded, route):
     with Proxy(two, **{route: ["lose call for ever"]}) as proxy:
         receipt, text = push("--engine", one.url, proxy.url, "--adapter", f"a={adapter_dirs['seven-r8']}",
                              "--version", "after", code=1)
-        assert proxy.url in text and route.split("_")[0].replace("update", "bucket") in text
+        assert proxy.url in text and route.split("_")[0].replace("update", "stream") in text
         assert "nothing was published" in text
     for engine in engines:
         assert scores(engine, "a") == loaded["qv-r1"] and version(engine) == "before"
@@ -256,7 +256,7 @@ def test_ctrl_c_rolls_back(engines, adapter_dirs):
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=20)
         assert process.returncode == 1
-        assert text == "headrace: error: the push was cancelled by its caller (at bucket); nothing was published\n"
+        assert text == "headrace: error: the push was cancelled by its caller (at stream); nothing was published\n"
         time.sleep(2.2)  # the delayed bucket arrives at a session that is over
     assert version(one) == before and session(one)["state"] == "idle"
 

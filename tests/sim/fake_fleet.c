@@ -113,11 +113,13 @@ static hr_status begin(fleet_engine *e, const hr_stage_request *r, hr_error *err
     const char *names[16];
     for (size_t i = 0; i < r->n_adapters; i++)
         names[i] = r->adapters[i].name;
+    e->begin_waits_ms = r->requests_ms;
     hr_session_options options = {.session_id = r->session_id,
                                   .sync_base = r->sync_base,
                                   .adapters = names,
                                   .n_adapters = r->n_adapters,
                                   .lease_ms = r->lease_ms,
+                                  .timeout_ms = r->requests_ms,
                                   .audit = r->audit};
     return hr_receiver_begin(e->receiver, &options, id, err);
 }
@@ -135,6 +137,7 @@ static hr_status prepare(fleet_engine *e, const hr_stage_request *r, hr_receipt 
                               .weight_version = r->weight_version,
                               .complete_base = r->complete_base,
                               .flush_cache = r->flush_cache,
+                              .timeout_ms = r->requests_ms,
                               .audit = r->audit};
     hr_status status = hr_receiver_prepare(e->receiver, &options, receipt, err);
     free(entries);
@@ -237,6 +240,7 @@ static void call(fleet_link *link, const hr_stage_request *r, uint32_t index,
     }
     if (fault == FAULT_REFUSE) {
         answer->status = hr_fail(&answer->err, HR_ERR_INVALID, "refused as it was told");
+        answer->untouched = link->untouched;
         return;
     }
     hr_receipt *receipt = NULL;
@@ -247,10 +251,13 @@ static void call(fleet_link *link, const hr_stage_request *r, uint32_t index,
     nameless.session_id = NULL;
     if (link->nameless_abort && r->stage == HR_STAGE_ABORT)
         r = &nameless;
+    uint64_t start_ns = atomic_load(&link->fleet->now_ns);
     answer->status = perform(e, r, corrupt, &receipt, &answer->err);
     if (receipt != NULL)
         take_receipt(link, receipt, answer);
     hr_receipt_free(receipt);
+    if (atomic_load(&link->fleet->now_ns) - start_ns >= r->timeout_ms * 1000000)
+        lose(answer, HR_ERR_TIMEOUT);
     if (fault == FAULT_LATE)
         fake_fleet_sleep(link->fleet, r->timeout_ms + 1);
     if (fault == FAULT_LATE || fault == FAULT_LOSE_REPLY)

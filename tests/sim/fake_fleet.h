@@ -30,6 +30,7 @@ typedef struct fleet_engine {
     hr_receiver *receiver;
     bool dead, paused;
     unsigned continued;
+    uint64_t begin_waits_ms; /* for requests, as the last begin asks */
 } fleet_engine;
 
 typedef struct fake_fleet {
@@ -52,6 +53,7 @@ typedef struct fleet_link {
     uint32_t engine;
     bool mute, lies;                           /* receipts without a digest, or with another one */
     bool nameless_abort;                       /* abort ends whatever session is open */
+    bool untouched;                            /* refusals are said to have changed nothing */
     bool no_configs;                           /* receipts without digests of configs */
     void (*twist)(hr_engine_receipt *receipt); /* what a commit answers; NULL: as it is */
     const hr_registration *rival;     /* registered on the engine of the first bucket, before it */

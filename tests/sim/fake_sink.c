@@ -258,6 +258,8 @@ static hr_status sink_publish(void *self, hr_publication *publication, hr_error 
     hr_status status = enter(fake, true, err);
     assert_true(!publication->base || fake->base_sealed);
     assert_true(publication->timeout_ms > 0);
+    if (status == HR_OK && publication->base && fake->requests != NULL)
+        status = fake->requests(fake->requests_self, publication->timeout_ms, err);
     if (status != HR_OK)
         return leave(fake, status);
     for (size_t i = 0; i < publication->n_adapters; i++)

@@ -48,6 +48,9 @@ typedef struct fake_sink {
     bool failed;
     void (*on_build)(void *self); /* called within build_adapter */
     void *on_build_self;
+    /* Waits within publish for requests to end; NULL: none runs. */
+    hr_status (*requests)(void *self, uint64_t timeout_ms, hr_error *err);
+    void *requests_self;
 } fake_sink;
 
 void fake_sink_init(fake_sink *fake);

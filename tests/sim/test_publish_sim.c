@@ -67,6 +67,11 @@ static hr_status push(stand *s, uint64_t generation, hr_push_receipt **receipt) 
     return status;
 }
 
+static void expect_in(const char *text, const char *part) {
+    if (strstr(text, part) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", text, part);
+}
+
 static void expect_all(const stand *s, uint64_t generation) {
     for (size_t i = 0; i < s->fleet.n; i++)
         assert_true(fake_engine_serves(&s->fleet.engines[i], generation));
@@ -722,6 +727,27 @@ static void what_a_transport_cannot_take_back_is_said(void **state) {
     }
 }
 
+/* One engine after the other refuses its first adapter before anything came of it. */
+static void what_was_refused_before_it_changed_a_thing_is_not_doubted(void **state) {
+    (void)state;
+    for (unsigned refused = 1; refused <= FLEET_ENGINES; refused++) {
+        stand s;
+        hr_publisher_options options = options_of(300);
+        stand_open(&s, &options);
+        fleet_link_init(&s.link, &s.fleet, 3 * 2, FAULT_REFUSE); /* register, begin */
+        s.link.repeat = refused - 1;
+        s.link.untouched = true;
+        s.link.traits.sessions = false;
+        assert_int_equal(push(&s, 1, NULL), HR_ERR_INVALID);
+        bool all = refused == FLEET_ENGINES;
+        assert_int_equal(strstr(s.err.message, "engines may serve adapters") == NULL, all);
+        expect_in(hr_publisher_report(s.publisher),
+                  all ? "\"published\":\"none\"" : "\"published\":\"unknown\"");
+        expect_in(hr_publisher_report(s.publisher), "\"serves\":\"old\"");
+        stand_close(&s);
+    }
+}
+
 /* ---- other trainers ---- */
 
 static void other_session(stand *s, size_t engine, uint64_t lease_ms) {
@@ -783,6 +809,55 @@ static void sessions_begin_at_the_same_engine(void **state) {
     stand_close(&s);
 }
 
+/* ---- requests that run on ---- */
+
+static hr_status run_on(void *self, uint64_t timeout_ms, hr_error *err) {
+    fake_fleet_sleep(self, timeout_ms);
+    return hr_fail(err, HR_ERR_TIMEOUT, "1 requests still ran");
+}
+
+/* The first n engines have requests that do not end. */
+static void keep_busy(stand *s, size_t n) {
+    for (size_t i = 0; i < FLEET_ENGINES; i++) {
+        s->fleet.engines[i].sink.requests = i < n ? run_on : NULL;
+        s->fleet.engines[i].sink.requests_self = &s->fleet;
+    }
+}
+
+/* An engine that waits for its requests says so before the publisher stops listening: what it
+ * serves is known, and a resume within the lease finishes it. */
+static void requests_that_run_on_leave_no_doubt(void **state) {
+    (void)state;
+    for (size_t busy = 1; busy <= FLEET_ENGINES; busy++) {
+        stand s;
+        hr_publisher_options options = options_of(0);
+        stand_open(&s, &options);
+        assert_int_equal(push(&s, 1, NULL), HR_OK);
+        keep_busy(&s, busy);
+        assert_int_equal(push(&s, 2, NULL), HR_ERR_TIMEOUT);
+        expect_in(s.err.message, "http://engine-0, commit: 1 requests still ran; committed: ");
+        expect_in(s.err.message, "finish it within 10.0 s (the lease): `headrace push --resume ");
+        expect_in(hr_publisher_report(s.publisher),
+                  busy == FLEET_ENGINES ? "\"published\":\"none\"" : "\"published\":\"some\"");
+        for (size_t i = 0; i < FLEET_ENGINES; i++)
+            assert_true(fake_engine_serves(&s.fleet.engines[i], i < busy ? 1 : 2));
+        keep_busy(&s, 0);
+        finish_commit(&s, 2);
+        stand_close(&s);
+    }
+}
+
+/* Engines that write base weights in place wait for requests when the first ones come. */
+static void a_begin_bounds_the_wait_for_requests_as_well(void **state) {
+    (void)state;
+    stand s;
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    assert_int_equal(push(&s, 1, NULL), HR_OK);
+    assert_in_range(s.fleet.engines[0].begin_waits_ms, FLEET_TIMEOUT_MS / 2, FLEET_TIMEOUT_MS - 1);
+    stand_close(&s);
+}
+
 /* ---- resume ---- */
 
 static void a_session_that_was_rolled_back_cannot_be_resumed(void **state) {
@@ -795,7 +870,30 @@ static void a_session_that_was_rolled_back_cannot_be_resumed(void **state) {
     assert_int_equal(hr_publisher_resume(s.publisher, "push-unknown", NULL, &receipt, &s.err),
                      HR_ERR_SESSION);
     assert_non_null(strstr(s.err.message, "http://engine-0, commit"));
+    assert_non_null(strstr(s.err.message, "an engine that does not know it has restarted, or has "
+                                          "dropped it when its lease ran out"));
     assert_non_null(strstr(s.err.message, "push the same weights again"));
+    stand_close(&s);
+}
+
+/* Nothing is sent, so how many tensors there are and what they are is not known here. */
+static void a_resume_says_only_what_it_knows(void **state) {
+    (void)state;
+    stand s;
+    hr_push_receipt *receipt = NULL;
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    assert_int_equal(push(&s, 1, &receipt), HR_OK);
+    expect_in(hr_push_receipt_json(receipt), "\"tensors\":13,");
+    char session[HR_SESSION_ID_SIZE];
+    snprintf(session, sizeof session, "%s", receipt->session_id);
+    hr_push_receipt_free(receipt);
+    assert_int_equal(hr_publisher_resume(s.publisher, session, "v1", &receipt, &s.err), HR_OK);
+    const char *json = hr_push_receipt_json(receipt);
+    expect_in(json, "\"tensors\":null,\"bytes\":null,\"xxh3\":null,");
+    expect_in(json, "\"stream\":null,\"prepare\":null,");
+    expect_in(json, "\"published\":\"all\"");
+    hr_push_receipt_free(receipt);
     stand_close(&s);
 }
 
@@ -879,10 +977,14 @@ int main(void) {
         cmocka_unit_test(engines_go_on_after_a_pause),
         cmocka_unit_test(half_written_engines_stay_paused_and_it_is_said),
         cmocka_unit_test(what_a_transport_cannot_take_back_is_said),
+        cmocka_unit_test(what_was_refused_before_it_changed_a_thing_is_not_doubted),
         cmocka_unit_test(a_push_outlasts_the_session_of_a_dead_trainer),
         cmocka_unit_test(a_session_of_another_trainer_is_named_and_left_alone),
         cmocka_unit_test(sessions_begin_at_the_same_engine),
+        cmocka_unit_test(requests_that_run_on_leave_no_doubt),
+        cmocka_unit_test(a_begin_bounds_the_wait_for_requests_as_well),
         cmocka_unit_test(a_session_that_was_rolled_back_cannot_be_resumed),
+        cmocka_unit_test(a_resume_says_only_what_it_knows),
         cmocka_unit_test(resume_makes_paused_engines_go_on),
         cmocka_unit_test(a_transport_that_cannot_carry_it_is_refused),
         cmocka_unit_test(whole_adapters_are_not_divided),

@@ -67,6 +67,7 @@ static void open_exchange(exchange *x, hr_stage stage, uint64_t tp_size) {
                                     .manifest = x->manifest,
                                     .n_manifest = 3,
                                     .weight_version = "v9",
+                                    .requests_ms = 2250,
                                     .timeout_ms = 2500};
 }
 
@@ -110,7 +111,7 @@ static void native_calls(void **state) {
          "\"config_digest\":\"f26bd9b6ad61de80433b3bfa21d9f273\",\"pinned\":true}"},
         {HR_STAGE_BEGIN, "/begin_weight_update",
          "{\"session_id\":\"s 1\",\"sync_base\":true,\"adapters\":[\"a\",\"a b\"],"
-         "\"lease_seconds\":1.5}"},
+         "\"lease_seconds\":1.5,\"timeout_seconds\":2.25}"},
         {HR_STAGE_BUCKET, "/update_weights_from_safetensors?session_id=s%201&stream=r0&index=3",
          NULL},
         {HR_STAGE_PREPARE, "/prepare_weight_update",
@@ -119,7 +120,7 @@ static void native_calls(void **state) {
          "\"a:l.lora_B.weight\":\"02020202020202020202020202020202\","
          "\"layers.0\":\"03030303030303030303030303030303\"},"
          "\"covers_base\":true,\"complete_base\":false,\"weight_version\":\"v9\","
-         "\"flush_cache\":false,\"audit\":false,\"timeout_seconds\":2.5}"},
+         "\"flush_cache\":false,\"audit\":false,\"timeout_seconds\":2.25}"},
         {HR_STAGE_COMMIT, "/commit_weight_update", "{\"session_id\":\"s 1\"}"},
         {HR_STAGE_ABORT, "/abort_weight_update", "{\"session_id\":\"s 1\"}"},
     };
@@ -264,6 +265,10 @@ static void loads_of_sglang(void **state) {
     x.step.number = 2;
     x.step.status = hr_fail(&x.step.err, HR_ERR_INVALID, "LoRA with name a does not exist");
     expect_call(&x, &hr_dialect_sglang_load, "/load_lora_adapter_from_tensors", NULL);
+    clear_call(&x);
+    x.step.status = hr_fail(&x.step.err, HR_ERR_INVALID, "rank 64 is incompatible");
+    expect_done(&x, &hr_dialect_sglang_load, HR_ERR_INVALID);
+    assert_false(x.step.untouched); /* what was served under the name is gone */
     close_exchange(&x);
 }
 
@@ -275,6 +280,7 @@ static void a_refused_load_unloads_nothing(void **state) {
     expect_call(&x, &hr_dialect_sglang_load, "/load_lora_adapter_from_tensors", NULL);
     x.step.status = hr_fail(&x.step.err, HR_ERR_INVALID, "rank 64 is incompatible");
     expect_done(&x, &hr_dialect_sglang_load, HR_ERR_INVALID);
+    assert_true(x.step.untouched);
     close_exchange(&x);
 }
 
