@@ -15,6 +15,7 @@ import json
 import operator
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union
@@ -42,7 +43,7 @@ class Adapter:
         config: a LoraConfig, the fields of an adapter_config.json, or such a file. Needed with a dict of tensors; a
             model and a directory bring their own.
         pinned: the engine does not evict it.
-        peft_adapter: which adapter of a PEFT model (the active one).
+        peft_adapter: which adapter of a PEFT model; None: the active one, of which there must be one then.
     """
 
     source: Source
@@ -135,11 +136,22 @@ def _is_module(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.nn.Module)
 
 
+# What torch.compile, activation checkpointing, FSDP and DDP call the model that they are put around, or a part of it.
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "module")
+_WRAPPED = re.compile(r"\.(?:(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.)+")
+
+
 def unwrap(model: Any) -> Any:
-    """The model inside what DistributedDataParallel and torch.compile put around it."""
-    while not hasattr(model, "peft_config") and (hasattr(model, "module") or hasattr(model, "_orig_mod")):
-        model = model.module if hasattr(model, "module") else model._orig_mod
+    """The model inside its wrappers, which may lie around each other. They are known by what they hold: some pass every
+    attribute of the model on."""
+    while (name := next((name for name in WRAPPERS if name in model._modules), None)) is not None:
+        model = model._modules[name]
     return model
+
+
+def _plain_name(name: str) -> str:
+    """Without the wrappers of parts of the model."""
+    return _WRAPPED.sub(".", name)
 
 
 def _refuse_merged(model: Any) -> None:
@@ -149,10 +161,23 @@ def _refuse_merged(model: Any) -> None:
                              "they would be applied twice. Call unmerge_adapter() before the push")
 
 
+MERGED = "after merge_and_unload() a LoRA is part of the base weights: push before merging, or push it with base="
+
+
+def _active_adapter(model: Any) -> str:
+    """Layers add up all that are active; one push publishes one under a name."""
+    active: list[str] = model.active_adapters
+    if len(active) != 1:
+        raise ValueError(f"{len(active)} adapters of the model are active ({sorted(active)}; it has "
+                         f"{sorted(model.peft_config)}), and one is pushed under a name: say which with peft_adapter=, "
+                         "in a push as Adapter(model, peft_adapter='...')")
+    return active[0]
+
+
 def _peft_adapter(model: Any, adapter: str | None) -> tuple[Tensors, Any]:
     from peft import get_peft_model_state_dict
 
-    active = adapter or model.active_adapter
+    active = adapter or _active_adapter(model)
     if active not in model.peft_config:
         raise ValueError(f"the model has no adapter {active!r}; it has {sorted(model.peft_config)}")
     config = model.peft_config[active]
@@ -165,13 +190,16 @@ def _peft_adapter(model: Any, adapter: str | None) -> tuple[Tensors, Any]:
         raise ValueError(f"the adapter {active!r} has modules_to_save={sorted(config.modules_to_save)}: whole modules "
                          "are not part of an adapter here; push them with base=")
     _refuse_merged(model)
-    return get_peft_model_state_dict(model, adapter_name=active, save_embedding_layers=False), config
+    tensors = get_peft_model_state_dict(model, adapter_name=active, save_embedding_layers=False)
+    if not tensors:
+        raise ValueError(f"the model has no weights of the adapter {active!r} any more: {MERGED}")
+    return {_plain_name(name): tensor for name, tensor in tensors.items()}, config
 
 
 def _base_of(model: Any) -> Tensors:
     """Base weights under the names of their checkpoint, whether or not a LoRA is around them; tied ones once."""
     _refuse_merged(model)
-    return {name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): parameter.detach()
+    return {_plain_name(name).removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): parameter.detach()
             for name, parameter in model.named_parameters() if ".lora_" not in name}
 
 
@@ -193,14 +221,34 @@ def _config_json(config: Any) -> bytes:
 
 # ---- what is pushed ----
 
+def _refuse_unsendable(name: str, tensor: Any) -> None:
+    """Raises unless it is a tensor with bytes to send."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: a torch.Tensor is wanted, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name}: a tensor of the layout {tensor.layout} cannot be pushed: push tensor.to_dense()")
+    if tensor.is_meta:
+        raise ValueError(f"{name}: a meta tensor, which has no values: load the weights before the push; of a model "
+                         "that is offloaded, push its directory, or load it without")
+
+
 def _sizes(tensors: Mapping[str, Any]) -> list[int]:
-    sizes: list[int] = []
+    values = list(tensors.values())
+    if not values or isinstance(values[0], Region):
+        return [region.nbytes for region in values]
+    import torch
+
     try:
-        sizes.extend(map(operator.attrgetter("nbytes"), tensors.values()))
-    except (AttributeError, RuntimeError) as failure:  # the latter from sparse tensors
-        name, tensor = list(tensors.items())[len(sizes)]
-        raise TypeError(f"{name}: a dense torch.Tensor is wanted, not {type(tensor).__name__} ({failure})") from None
-    return sizes
+        sendable = (set(map(operator.attrgetter("layout"), values)) <= {torch.strided}
+                    and not any(map(operator.attrgetter("is_meta"), values)))
+    except AttributeError:
+        sendable = False
+    if not sendable:
+        for name, tensor in tensors.items():
+            _refuse_unsendable(name, tensor)
+    return list(map(operator.attrgetter("nbytes"), values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +289,7 @@ def adapter_part(name: str, adapter: Adapter | Source) -> Part:
     elif _is_module(source):
         model = unwrap(source)
         if not hasattr(model, "peft_config"):
-            raise TypeError(f"the adapter {name!r}: {type(model).__name__} is not a PEFT model")
+            raise TypeError(f"the adapter {name!r}: {type(model).__name__} is not a PEFT model; {MERGED}")
         tensors, own = _peft_adapter(model, adapter.peft_adapter)
         config = own if config is None else config
     else:
@@ -271,23 +319,20 @@ class _Torch:
 
         self.dtypes = {getattr(torch, name): code for name, code in _library.DTYPES.items() if hasattr(torch, name)}
         self.plain = {torch.Tensor, torch.nn.Parameter}
-        self.tensor, self.strided = torch.Tensor, torch.strided
+        self.tensor = torch.Tensor
 
     def lie_ready(self, tensors: list[Any]) -> bool:
         """Whether all of them are plain tensors, contiguous in host memory, of dtypes that can be pushed."""
         return (set(map(type, tensors)) <= self.plain and all(map(operator.attrgetter("is_cpu"), tensors))
-                and set(map(operator.attrgetter("layout"), tensors)) <= {self.strided}
                 and all(map(self.tensor.is_contiguous, tensors)) and not any(map(self.tensor.is_neg, tensors))
                 and set(map(operator.attrgetter("dtype"), tensors)) <= self.dtypes.keys())
 
     def host(self, name: str, tensor: Any) -> Any:
         """The tensor, or a copy of it, contiguous in host memory."""
-        if not isinstance(tensor, self.tensor):
-            raise TypeError(f"{name}: a torch.Tensor is wanted, not {type(tensor).__name__}")
         if self.lie_ready([tensor]):
             return tensor
-        if tensor.dtype not in self.dtypes or tensor.layout is not self.strided:
-            raise TypeError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout}, cannot be pushed")
+        if tensor.dtype not in self.dtypes:
+            raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be pushed")
         tensor = tensor.detach()
         if hasattr(tensor, "full_tensor"):  # a DTensor: all ranks gather it
             tensor = tensor.full_tensor()
