@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
-import threading
+import functools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace import _library, sources
 from headrace._library import LIBRARY
+from headrace._turns import Turns
 from headrace.receipts import HeadraceError, Receipt, make_error, take_receipt
 from headrace.sources import Adapter, Config, Source
 
@@ -119,28 +121,32 @@ class _Group:
             raise failure
         for rank, message in enumerate(everyone):
             if message is not None:
-                raise HeadraceError(f"rank {rank} cannot push: {message}", "ERR_INVALID", stage="source")
+                raise HeadraceError(f"rank {rank} cannot push: {message}", "ERR_INVALID")
 
 
 class Publisher:
     """Publishes adapters and base weights to engines: everywhere or nowhere, verified to the byte.
 
-    One push at a time. Threads may share a publisher as long as they keep to that.
+    Its calls (`push`, `push_async`, `resume`) run one after the other in the order in which they were made, also when
+    several threads make them: each waits for those before it.
 
     Args:
         engines: one URL ("http://host:port") or several.
-        api_key: sent as a bearer token.
+        api_key: of the engines (where they have an admin key, that one); None: HEADRACE_API_KEY of the environment, if
+            it is set; "": none.
         transport: "auto", or "safetensors", "sglang", "sglang-load" as `headrace/publisher.h` describes them.
         bucket_bytes: most bytes of one message; never changes what is published.
-        timeout: seconds for one call to all engines, retries included.
+        timeout: seconds for one call to all engines, retries included; more than 0.
         pause: what base updates do to running requests: None (wait for them to end), "in_place", "retract" or "abort".
             Adapter pushes never pause anybody.
         audit: SHA-256 of every tensor in the engines' receipts.
         group: a torch.distributed group whose processes publish as one, each with what it holds. All of them construct
             the publisher and call `push`, also those that hold nothing.
-        progress: called now and then with (bytes sent, total bytes, stage); returning False cancels the push.
+        progress: called now and then with (bytes sent, total bytes, stage), on the thread that pushes; returning False
+            cancels the push, and so does an exception, which the push then raises.
 
     Raises:
+        ValueError: an option makes no sense.
         HeadraceError: an engine is no URL or named twice, or the transport is unknown. No engine is spoken to yet.
     """
 
@@ -148,19 +154,24 @@ class Publisher:
                  bucket_bytes: int = DEFAULT_BUCKET_BYTES, timeout: float = 60.0, pause: str | None = None,
                  audit: bool = False, group: ProcessGroup | None = None,
                  progress: Callable[[int, int, str], bool | None] | None = None) -> None:
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout is {timeout!r}: seconds above 0 are wanted; a call that may take no time cannot "
+                             "succeed, and one that may take for ever hangs the trainer on a dead engine")
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes is {bucket_bytes!r}: at least 1 is wanted")
         if pause not in _library.PAUSES:
             raise ValueError(f"pause is {pause!r}: None, 'in_place', 'retract' or 'abort' is wanted")
         urls = [engines] if isinstance(engines, str) else list(engines)
         self._unit_bytes = max(1, min(bucket_bytes // 8, sources.MOST_UNIT_BYTES))
         self._group = None if group is None else _Group(group, GROUP_PATIENCE * timeout)
         self._watch = _Watch(progress)
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._turns = Turns()
+        api_key = os.environ.get("HEADRACE_API_KEY") if api_key is None else api_key
 
         options = _library.PublisherOptions()
         options.engines = (ctypes.c_char_p * len(urls))(*[url.encode() for url in urls])
         options.n_engines = len(urls)
-        options.api_key = None if api_key is None else api_key.encode()
+        options.api_key = api_key.encode() if api_key else None
         options.transport = transport.encode()
         options.bucket_bytes = bucket_bytes
         options.timeout_ms = max(1, int(timeout * 1000))
@@ -183,6 +194,7 @@ class Publisher:
              complete_base: bool = False, version: str | int | None = None, unchanged: bool = False,
              session_id: str | None = None) -> Receipt:
         """Publishes, and returns when every engine serves the new weights. The tensors may be changed or freed then.
+        Waits for the calls of this publisher that were made before.
 
         Args:
             source: one adapter: a PEFT model, a dict of tensors under PEFT's names, a directory that PEFT wrote, or an
@@ -202,35 +214,38 @@ class Publisher:
         Raises:
             HeadraceError: some engine or process failed; every engine serves what it served before, except as the
                 message says.
-            TypeError, ValueError: the source cannot be pushed (a merged model, DoRA, a sparse tensor, ...).
+            TypeError, ValueError: the source cannot be pushed (a merged model, DoRA, a sparse tensor, ...), or the
+                publisher is closed.
+            RuntimeError: called from inside another call of this publisher (its progress callback, for instance).
         """
-        parts, failure = self._parts(source, adapter, config, pinned, adapters, base)
-        return self._run(parts, failure, base is not None, complete_base, version, unchanged, session_id)
+        with self._turns.wait():
+            parts, failure = self._parts(source, adapter, config, pinned, adapters, base)
+            return self._run(parts, failure, base is not None, complete_base, version, unchanged, session_id)
 
     def push_async(self, source: Adapter | Source | None = None, *, adapter: str | None = None,
                    config: Config | None = None, pinned: bool = False,
                    adapters: Mapping[str, Adapter | Source] | None = None, base: Source | None = None,
                    complete_base: bool = False, version: str | int | None = None, unchanged: bool = False,
                    session_id: str | None = None) -> concurrent.futures.Future[Receipt]:
-        """`push` on a thread of its own. The tensors are held, and must not be changed, until the future resolves.
-        Pushes of one publisher run in the order of their calls. What the sources are is looked up at once, so that a
-        source that cannot be pushed raises here."""
+        """`push` on a thread of its own, when the calls before it have ended. The tensors are held, and must not be
+        changed, until the future resolves. What the sources are is looked up at once, so that a source that cannot be
+        pushed raises here. The future can be cancelled until its turn comes, except in a group, where the other
+        processes would wait for it. Its callbacks may call the publisher."""
         parts, failure = self._parts(source, adapter, config, pinned, adapters, base)
-        with self._lock:
-            if self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="headrace-push")
-            return self._executor.submit(self._run, parts, failure, base is not None, complete_base, version,
-                                         unchanged, session_id)
+        return self._turns.later(functools.partial(self._run, parts, failure, base is not None, complete_base, version,
+                                                   unchanged, session_id), may_cancel=self._group is None)
 
     def resume(self, session_id: str, version: str | int | None = None) -> Receipt:
         """Finishes a push whose commit was interrupted (`Receipt.session_id`, or "session_id" in the report of the
-        error): engines that had prepared commit, those that had committed say so again. In groups rank 0 calls it."""
+        error): engines that had prepared commit, those that had committed say so again. In groups rank 0 calls it.
+        The receipt does not know what the push has sent: its `tensors`, `bytes` and `xxh3` are None."""
         receipt, error = ctypes.POINTER(_library.PushReceipt)(), _library.Error()
-        status = LIBRARY.hr_publisher_resume(self._open(), session_id.encode(), _version(version),
-                                             ctypes.byref(receipt), ctypes.byref(error))
-        if status != _library.OK:
-            raise make_error(status, error, self._handle)
-        return take_receipt(receipt)
+        with self._turns.wait():
+            status = LIBRARY.hr_publisher_resume(self._handle, session_id.encode(), _version(version),
+                                                 ctypes.byref(receipt), ctypes.byref(error))
+            if status != _library.OK:
+                raise make_error(status, error, LIBRARY.hr_publisher_report(self._handle))
+            return take_receipt(receipt)
 
     @property
     def ranks(self) -> int:
@@ -238,11 +253,10 @@ class Publisher:
         return 1 if self._group is None else self._group.size
 
     def close(self) -> None:
-        """Waits for pushes that are under way, and frees everything. Nothing of an engine changes."""
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown()
+        """Waits for the calls that were made before, also those of `push_async` that have not begun (cancel their
+        futures first where they shall not), and frees everything; later calls are refused. Nothing of an engine
+        changes."""
+        self._turns.close()
         self._finalizer()
 
     def __enter__(self) -> Publisher:
@@ -252,11 +266,6 @@ class Publisher:
         self.close()
 
     # ---- inside ----
-
-    def _open(self) -> ctypes.c_void_p:
-        if not self._finalizer.alive:
-            raise ValueError("the publisher is closed")
-        return self._handle
 
     def _parts(self, source: Adapter | Source | None, adapter: str | None, config: Config | None, pinned: bool,
                adapters: Mapping[str, Adapter | Source] | None,
@@ -287,7 +296,7 @@ class Publisher:
 
     def _run(self, parts: list[sources.Part], failure: Exception | None, sync_base: bool, complete_base: bool,
              version: str | int | None, unchanged: bool, session_id: str | None) -> Receipt:
-        handle = self._open()
+        """The push itself, in its turn: nobody else touches the handle, nor the report of this call."""
         if self._group is not None:
             self._group.agree(failure)
         stream = _Stream(parts, self._unit_bytes)
@@ -303,10 +312,11 @@ class Publisher:
         push.source = stream.source
         receipt, error = ctypes.POINTER(_library.PushReceipt)(), _library.Error()
         self._watch.failure = None
-        status = LIBRARY.hr_publisher_push(handle, ctypes.byref(push), ctypes.byref(receipt), ctypes.byref(error))
+        status = LIBRARY.hr_publisher_push(self._handle, ctypes.byref(push), ctypes.byref(receipt),
+                                           ctypes.byref(error))
         if status == _library.OK:
             return take_receipt(receipt)
-        refusal = make_error(status, error, handle)
+        refusal = make_error(status, error, LIBRARY.hr_publisher_report(self._handle))
         cause = stream.failure or self._watch.failure
         if cause is not None:
             raise cause from refusal

@@ -18,7 +18,8 @@ class EngineReceipt:
     Attributes:
         url: the engine, as it was named.
         state: "published", "prepared", "rolled_back", "open", "idle", or "unknown" when it did not answer.
-        instance: names the engine process.
+        serves: "new" weights, the "old" ones that it served before, or "unknown".
+        instance: names the engine process; another one than in the last receipt has restarted, without adapters.
         weight_version: in force after the push; "" when unchanged.
         base_mode: how base weights were applied ("shadow" or "in_place"); "" when none came.
         ranks: of the engine that applied it.
@@ -33,6 +34,7 @@ class EngineReceipt:
 
     url: str
     state: str
+    serves: str
     instance: str
     weight_version: str
     base_mode: str
@@ -48,9 +50,11 @@ class EngineReceipt:
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """What a push did.
+    """What a push, or a resume, did.
 
     Attributes:
+        published: where the new weights are served: "all" engines, or "none" when nothing was sent; None on ranks other
+            than 0, which do not speak of engines.
         session_id: names the push to every engine; `Publisher.resume` takes it.
         transport: what was used ("safetensors", "sglang", "sglang-load").
         weight_version: what engines say from now on; "" when unchanged.
@@ -58,17 +62,19 @@ class Receipt:
         atomic: all engines had prepared before the first one committed.
         rank: of this process in the group.
         ranks: processes that pushed together.
-        tensors: of all ranks, replicas counted once.
-        bytes: of all ranks, replicas counted once.
+        tensors: of all ranks, replicas counted once; None when nothing was sent, and after a resume.
+        bytes: of all ranks, replicas counted once; None as above.
         sent_tensors: by this process, to each engine.
         sent_bytes: by this process, to each engine.
         buckets: by this process, to each engine.
         xxh3: digest over names and bytes of all tensors, computed here as they left; it does not depend on buckets.
+            None as above.
         seconds: per stage ("pause", "register", "begin", "stream", "prepare", "commit") and "total".
         engines: one for each engine; in groups filled on rank 0.
         json: all of it as the library writes it.
     """
 
+    published: str | None
     session_id: str
     transport: str
     weight_version: str
@@ -76,12 +82,12 @@ class Receipt:
     atomic: bool
     rank: int
     ranks: int
-    tensors: int
-    bytes: int
+    tensors: int | None
+    bytes: int | None
     sent_tensors: int
     sent_bytes: int
     buckets: int
-    xxh3: str
+    xxh3: str | None
     seconds: dict[str, float]
     engines: tuple[EngineReceipt, ...]
     json: str = dataclasses.field(repr=False)
@@ -89,9 +95,34 @@ class Receipt:
     def __str__(self) -> str:
         if self.skipped:
             return f"push {self.session_id}: nothing had changed, nothing was sent"
-        version = f", version {self.weight_version}" if self.weight_version else ""
-        return (f"push {self.session_id}: {self.tensors} tensors, {self.bytes / 1e6:.1f} MB{version}, "
-                f"{len(self.engines)} engines, {self.seconds['total'] * 1e3:.0f} ms, XXH3-128 {self.xxh3}")
+        said = [f"push {self.session_id}"]
+        if self.ranks > 1:
+            said[0] += f", rank {self.rank} of {self.ranks}"
+        if self.tensors is None or self.bytes is None:
+            said[0] += ": resumed"
+        else:
+            said[0] += f": {_counted(self.tensors, 'tensor')}"
+            said.append(_size(self.bytes))
+        if self.weight_version:
+            said.append(f"version {self.weight_version}")
+        if self.engines:
+            said.append(_counted(len(self.engines), "engine"))
+        said.append(f"{self.seconds['total'] * 1e3:.3g} ms")
+        if self.xxh3 is not None:
+            said.append(f"XXH3-128 {self.xxh3}")
+        return ", ".join(said)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _size(nbytes: int) -> str:
+    """With three digits or so, in the unit that suits it."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return _counted(nbytes, "byte")
 
 
 class HeadraceError(RuntimeError):
@@ -100,8 +131,10 @@ class HeadraceError(RuntimeError):
     Attributes:
         status: name of the cause, for instance "ERR_PEER", "ERR_DIGEST", "ERR_ADAPTER_INCOMPATIBLE".
         engine: URL of the engine that it came from; None when it was none.
-        stage: of that engine: "connect", "register", "begin", "bucket", "prepare", "commit", ...; None when none was.
-        report: what each engine said last, as far as it is known.
+        stage: of that engine: "connect" (it cannot be asked what it speaks), "register", "begin", "stream", "prepare",
+            "commit", ...; None when none was.
+        report: what each engine said last, as far as it is known, and where the new weights are served: "published" is
+            "all", "some", "none" or "unknown" (None on ranks other than 0). Empty for what failed before a push began.
     """
 
     def __init__(self, message: str, status: str, engine: str | None = None, stage: str | None = None,
@@ -117,39 +150,51 @@ def _seconds(struct: Any, names: list[str]) -> dict[str, float]:
     return {name: getattr(struct, name + "_ns") * 1e-9 for name in names}
 
 
-def _engine(struct: Any) -> EngineReceipt:
+def _engine(struct: Any, told: dict[str, Any]) -> EngineReceipt:
     return EngineReceipt(
-        url=text(struct.url), state=text(struct.state), instance=text(struct.instance),
+        url=text(struct.url), state=text(struct.state), serves=told["serves"], instance=text(struct.instance),
         weight_version=text(struct.weight_version), base_mode=text(struct.base_mode), ranks=struct.ranks,
         tensors=struct.tensors, bytes=struct.bytes, xxh3=bytes(struct.xxh3).hex() if struct.has_xxh3 else "",
         seconds=_seconds(struct, ["receive", "verify", "build", "publish"]), retries=struct.retries,
-        error=text(struct.error), received=json.loads(struct.received) if struct.received else {})
+        error=text(struct.error), received=told["receipt"] or {})
 
 
 def take_receipt(pointer: Any) -> Receipt:
     """Copies a receipt of the library and frees it."""
     try:
-        struct = pointer.contents
+        struct, written = pointer.contents, text(LIBRARY.hr_push_receipt_json(pointer))
+        told = json.loads(written)
+        counted = struct.tensors > 0  # no push succeeds without tensors, but a resume, and one that was skipped
         return Receipt(
-            session_id=text(struct.session_id), transport=text(struct.transport),
+            published=told["published"], session_id=text(struct.session_id), transport=text(struct.transport),
             weight_version=text(struct.weight_version), skipped=struct.skipped, atomic=struct.atomic,
-            rank=struct.rank, ranks=struct.ranks, tensors=struct.tensors, bytes=struct.bytes,
-            sent_tensors=struct.sent_tensors, sent_bytes=struct.sent_bytes, buckets=struct.buckets,
-            xxh3=bytes(struct.xxh3).hex(),
+            rank=struct.rank, ranks=struct.ranks, tensors=struct.tensors if counted else None,
+            bytes=struct.bytes if counted else None, sent_tensors=struct.sent_tensors, sent_bytes=struct.sent_bytes,
+            buckets=struct.buckets, xxh3=bytes(struct.xxh3).hex() if counted else None,
             seconds=_seconds(struct, ["pause", "register", "begin", "stream", "prepare", "commit", "total"]),
-            engines=tuple(_engine(struct.engines[i]) for i in range(struct.n_engines)),
-            json=text(LIBRARY.hr_push_receipt_json(pointer)))
+            engines=tuple(_engine(struct.engines[i], told["engines"][i]) for i in range(struct.n_engines)),
+            json=written)
     finally:
         LIBRARY.hr_push_receipt_free(pointer)
 
 
-# How the library names the first cause: "engine URL, STAGE: why", or "engine URL cannot be asked what it speaks".
-_ENGINE = re.compile(r"engine (?P<engine>https?://[^\s,]+)(?:, (?P<stage>[a-z ]+):)?")
+# How the library names an engine as the first cause: "engine URL, STAGE: why", or what it says of connecting and of
+# what came after a commit.
+_ENGINE = re.compile(r"engine (?P<engine>https?://[^\s,]+)(?:, (?P<stage>[a-z ]+):|"
+                     r" (?P<connect>is not reachable|cannot be asked)|(?P<commit> has (?:answered|committed)))")
 
 
-def make_error(status: int, error: Error, publisher: ctypes.c_void_p | None = None) -> HeadraceError:
-    message = text(error.message)
-    cause = _ENGINE.search(message)
-    report = {} if publisher is None else json.loads(LIBRARY.hr_publisher_report(publisher))
-    return HeadraceError(message, text(LIBRARY.hr_status_name(status)), cause and cause["engine"],
-                         cause and (cause["stage"] or "connect"), report)
+def _in_python(message: str) -> str:
+    """Options by their names here, not by those of the command line."""
+    return message.replace("--api-key or HEADRACE_API_KEY", "api_key= or HEADRACE_API_KEY")
+
+
+def make_error(status: int, error: Error, report: bytes | None = None) -> HeadraceError:
+    """The error of a call that failed; the report is of this same call."""
+    message, name = _in_python(text(error.message)), text(LIBRARY.hr_status_name(status))
+    engine = stage = None
+    if (cause := _ENGINE.search(message)) is not None:
+        engine, stage = cause["engine"], cause["stage"] or ("connect" if cause["connect"] else "commit")
+    if name == "ERR_DTYPE":
+        message += "; convert it before the push, with .float() or .to(torch.bfloat16) (dequantise a quantised one)"
+    return HeadraceError(message, name, engine, stage, json.loads(_in_python(text(report or b"{}"))))

@@ -1,13 +1,16 @@
 """The Python package, installed by pip: what a trainer pushes is what engines serve, and what cannot be pushed is said
 by name before anything changes."""
 
+import concurrent.futures
 import ctypes
 import gc
 import inspect
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 import typing
 import weakref
 
@@ -83,7 +86,8 @@ def test_it_is_typed_and_documented():
         parameters = [p for name, p in inspect.signature(function).parameters.items() if name != "self"]
         assert all(p.annotation is not inspect.Parameter.empty for p in parameters), function
     for item in (headrace.Publisher, headrace.Adapter, headrace.Receipt, headrace.EngineReceipt, headrace.HeadraceError,
-                 headrace.Publisher.push, headrace.Publisher.push_async):
+                 headrace.Publisher.push, headrace.Publisher.push_async, headrace.Publisher.resume,
+                 headrace.Publisher.close):
         assert item.__doc__
     assert typing.get_type_hints(headrace.Receipt)["engines"] == tuple[headrace.EngineReceipt, ...]
 
@@ -103,6 +107,7 @@ def test_a_peft_model(clean, publisher, tiny_dir):
         clean.url, "published", receipt.tensors, receipt.bytes, "")
     assert one.xxh3 == receipt.xxh3 and len(receipt.xxh3) == 32
     assert json.loads(receipt.json)["session_id"] == receipt.session_id
+    assert (receipt.published, one.serves) == ("all", "new")
     assert receipt.seconds["total"] > 0
 
 
@@ -195,7 +200,8 @@ def test_a_whole_state_dict_is_refused_before_anything_is_sent(publisher, tiny_d
 
 def test_a_receipt_prints_as_one_line(clean, publisher, tiny_dir):
     receipt = publisher.push(Learner(tiny_dir).peft, adapter="line", version="7")
-    assert str(receipt).count("\n") == 0 and receipt.xxh3 in str(receipt) and "version 7" in str(receipt)
+    assert str(receipt).startswith(f"push {receipt.session_id}: 28 tensors, 71.7 kB, version 7, 1 engine, ")
+    assert str(receipt).endswith(f" ms, XXH3-128 {receipt.xxh3}")
     assert headrace.callbacks.PublishCallback.__name__ == "PublishCallback"
 
 
@@ -271,6 +277,15 @@ def test_unchanged_weights_are_not_sent(clean, publisher, tiny_dir):
     publisher.push(learner.peft, adapter="policy", version="first")
     receipt = publisher.push(learner.peft, adapter="policy", version="second", unchanged=True)
     assert receipt.skipped and receipt.sent_bytes == 0
+    assert (receipt.published, receipt.engines[0].serves, receipt.tensors, receipt.xxh3) == ("none", "old", None, None)
+
+
+def test_a_resume_does_not_claim_to_know_what_was_sent(clean, publisher, tiny_dir):
+    pushed = publisher.push(Learner(tiny_dir).step().peft, adapter="policy", version="v")
+    receipt = publisher.resume(pushed.session_id, "v")
+    assert (receipt.tensors, receipt.bytes, receipt.xxh3, receipt.published) == (None, None, None, "all")
+    assert str(receipt).startswith(f"push {pushed.session_id}: resumed, version v, 1 engine, ")
+    assert "tensors" not in str(receipt) and "XXH3" not in str(receipt)
 
 
 def test_the_async_form_holds_the_tensors(clean, tiny_dir):
@@ -304,6 +319,143 @@ def test_async_pushes_come_in_order(clean, publisher, tiny_dir):
     assert_serves(clean, learners[-1], "policy")
 
 
+# ---- the order of calls ----
+
+@pytest.fixture
+def held(clean):
+    """A publisher whose pushes wait in their first stage until `go` is set."""
+    go, begun = threading.Event(), threading.Event()
+
+    def wait(sent, total, stage):
+        begun.set()
+        assert go.wait(30)
+
+    with headrace.Publisher(clean.url, timeout=20, progress=wait) as publisher:
+        publisher.go, publisher.begun = go, begun
+        yield publisher
+        go.set()
+
+
+def test_calls_of_every_kind_come_in_their_order(clean, held, tiny_dir):
+    """A push waits for the background ones before it, and so does a resume; nobody is told to come back later."""
+    learners, order = [Learner(tiny_dir, seed=seed).step() for seed in range(4)], []
+
+    def note(what):
+        return lambda future: order.append(what)
+
+    held.push_async(learners[0].peft, adapter="policy", version="0", session_id="first").add_done_callback(note("0"))
+    assert held.begun.wait(20)
+    held.push_async(learners[1].peft, adapter="policy", version="1").add_done_callback(note("1"))
+    with concurrent.futures.ThreadPoolExecutor(1) as others:
+        blocking = others.submit(held.push, learners[2].peft, adapter="policy", version="2")
+        blocking.add_done_callback(note("2"))
+        time.sleep(0.1)
+        assert order == []
+        held.go.set()
+        assert blocking.result(30).weight_version == "2"
+    assert order == ["0", "1", "2"]
+    last = held.push_async(learners[3].peft, adapter="policy", version="3", session_id="last")
+    assert held.resume("last", "3").session_id == "last"
+    assert last.done() or last.result(5)
+    assert_serves(clean, learners[3], "policy")
+
+
+def test_a_callback_of_a_future_may_push_and_wait_and_close(clean, tiny_dir):
+    learner, publisher = Learner(tiny_dir).step(), headrace.Publisher(clean.url, timeout=20)
+    versions, closed = [], threading.Event()
+
+    def then(future):
+        versions.append(future.result().weight_version)
+        versions.append(queued[0].result(20).weight_version)
+        versions.append(publisher.push(learner.peft, adapter="policy", version="callback").weight_version)
+        publisher.close()
+        closed.set()
+
+    queued, started = [], publisher.push_async(learner.peft, adapter="policy", version="first")
+    queued.append(publisher.push_async(learner.peft, adapter="policy", version="queued"))
+    started.add_done_callback(then)
+    assert closed.wait(20) or pytest.fail("the callback never came to its end")
+    assert versions == ["first", "queued", "callback"]
+    with pytest.raises(ValueError, match="closed"):
+        publisher.push(learner.peft, adapter="policy")
+
+
+def test_a_call_inside_a_push_is_refused_not_hung(clean, tiny_dir):
+    """And its error has nothing of the push before it."""
+    learner, caught = Learner(tiny_dir).step(), []
+
+    def meddle(sent, total, stage):
+        for call in (lambda: publisher.push(learner.peft, adapter="inner"), lambda: publisher.resume("x"),
+                     publisher.close):
+            with pytest.raises(RuntimeError, match="inside a call of the same publisher") as refused:
+                call()
+            caught.append(getattr(refused.value, "report", None))
+
+    with headrace.Publisher(clean.url, timeout=20, progress=meddle) as publisher:
+        assert publisher.push(learner.peft, adapter="outer").published == "all"
+    assert caught and not any(caught)
+    assert names(clean) == {"outer"}
+
+
+def test_a_push_that_waits_for_its_turn_can_be_interrupted(clean, tmp_path, tiny_dir):
+    """Ctrl-C ends the wait; the push before it and the publisher go on."""
+    code = """if True:
+        import sys, threading
+        import headrace
+        from tests.e2e.trainer_model import Learner
+        go = threading.Event()
+        learner = Learner(sys.argv[2]).step()
+        with headrace.Publisher(sys.argv[1], progress=lambda *now: go.wait(30) or None) as publisher:
+            future = publisher.push_async(learner.peft, adapter="policy", version="background")
+            print("waits", flush=True)
+            try:
+                publisher.push(learner.peft, adapter="policy", version="interrupted")
+            except KeyboardInterrupt:
+                go.set()
+            print(future.result(20).weight_version)
+            print(publisher.push(learner.peft, adapter="policy", version="after").weight_version)
+    """
+    program = subprocess.Popen([sys.executable, "-c", code, clean.url, str(tiny_dir)], text=True,
+                               env=trainer_package.environment(), stdout=subprocess.PIPE)
+    assert program.stdout.readline() == "waits\n"
+    time.sleep(0.3)
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=60)[0].split() == ["background", "after"] and program.returncode == 0
+
+
+def test_close_waits_for_what_was_called_and_a_cancelled_future_is_left_out(clean, held, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    first = held.push_async(learner.peft, adapter="policy", version="first")
+    cancelled = held.push_async(learner.peft, adapter="policy", version="cancelled")
+    last = held.push_async(learner.peft, adapter="policy", version="last")
+    assert held.begun.wait(20) and cancelled.cancel() and not first.cancel()
+    threading.Timer(0.1, held.go.set).start()
+    held.close()
+    assert [first.done(), cancelled.cancelled(), last.done()] == [True] * 3
+    assert [first.result().weight_version, last.result().weight_version] == ["first", "last"]
+
+
+def test_in_a_group_nothing_that_is_queued_can_be_cancelled():
+    """The other processes would wait for it."""
+    from headrace._turns import Turns
+
+    turns, go = Turns(), threading.Event()
+    running = turns.later(lambda: go.wait(20), may_cancel=True)
+    kept, other = turns.later(lambda: "kept", may_cancel=False), turns.later(lambda: "other", may_cancel=True)
+    assert not kept.cancel() and other.cancel()
+    go.set()
+    assert running.result(20) and kept.result(20) == "kept"
+
+
+def test_pushes_of_many_threads_all_succeed(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        receipts = list(threads.map(
+            lambda i: publisher.push(learner.peft, adapter="policy", version=i), range(40), timeout=60))
+    assert [receipt.weight_version for receipt in receipts] == [str(i) for i in range(40)]
+    assert len({receipt.session_id for receipt in receipts}) == 40
+
+
 def test_two_engines_get_the_same(clean, second, tiny_dir):
     learner = Learner(tiny_dir).step()
     with headrace.Publisher([clean.url, second.url]) as publisher:
@@ -331,6 +483,92 @@ def test_a_key(tiny_dir):
             publisher.push(learner.peft, adapter="a")
         with headrace.Publisher(engine.url, api_key="sesame") as publisher:
             assert publisher.push(learner.peft, adapter="a").engines[0].state == "published"
+
+
+def test_the_key_of_the_environment(tiny_dir, monkeypatch):
+    learner = Learner(tiny_dir).step()
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    with Engine(tiny_dir, "--api-key", "sesame", dtype="float32", skip_tokenizer=True) as engine:
+        with headrace.Publisher(engine.url) as publisher, pytest.raises(headrace.HeadraceError) as caught:
+            publisher.push(learner.peft, adapter="a")
+        for said in (str(caught.value), caught.value.report["error"]):
+            assert "api_key= or HEADRACE_API_KEY" in said and "--api-key" not in said
+        monkeypatch.setenv("HEADRACE_API_KEY", "sesame")
+        with headrace.Publisher(engine.url) as publisher:
+            assert publisher.push(learner.peft, adapter="a").published == "all"
+        for wrong in ("", "other"):
+            with headrace.Publisher(engine.url, api_key=wrong) as publisher, pytest.raises(headrace.HeadraceError):
+                publisher.push(learner.peft, adapter="a")
+
+
+def test_an_engine_that_has_restarted_is_told_by_its_instance(tiny_dir, monkeypatch):
+    """It has lost its adapters: the next push brings those that it pushes, by itself; the others must be pushed too."""
+    learner, port = Learner(tiny_dir).step(), free_port()
+    monkeypatch.setattr("tools.engine.free_port", lambda: port)
+    with Engine(tiny_dir, *FLAGS, dtype="float32", skip_tokenizer=True) as engine:
+        publisher = headrace.Publisher(engine.url, timeout=5)
+        before = publisher.push(adapters={"a": learner.peft, "b": learner.peft}, version="1")
+    with pytest.raises(headrace.HeadraceError) as caught:
+        publisher.push(learner.peft, adapter="a")
+    assert (caught.value.status, caught.value.stage, caught.value.report["published"]) == ("ERR_PEER", "register", "none")
+    with Engine(tiny_dir, *FLAGS, dtype="float32", skip_tokenizer=True) as engine:
+        with pytest.raises(headrace.HeadraceError) as lost:
+            publisher.resume(before.session_id)
+        assert lost.value.status == "ERR_SESSION" and engine.url == lost.value.engine
+        after = publisher.push(learner.peft, adapter="a", version="2")
+        assert after.engines[0].instance != before.engines[0].instance
+        assert names(engine) == {"a"}
+        assert_serves(engine, learner, "a")
+        publisher.close()
+
+
+# ---- which adapter of a model, and what is around it ----
+
+def test_one_of_two_active_adapters_must_be_named(clean, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    learner.peft.add_adapter("two", LoraConfig(r=4, target_modules=["v_proj"], init_lora_weights=False))
+    learner.peft.base_model.set_adapter(["default", "two"])
+    with pytest.raises(ValueError, match=r"2 adapters .*'default', 'two'.*peft_adapter="):
+        publisher.push(learner.peft, adapter="policy")
+    assert names(clean) == set()
+    pushed = publisher.push(headrace.Adapter(learner.peft, peft_adapter="two"), adapter="policy")
+    assert pushed.tensors == LAYERS * 2
+    learner.peft.base_model.set_adapter("two")  # of which the model around it is not told
+    assert publisher.push(learner.peft, adapter="policy").xxh3 == pushed.xxh3
+    assert_serves(clean, learner, "policy")
+
+
+class Distributed(torch.nn.Module):
+    """A wrapper in the manner of DistributedDataParallel."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("wrap", [
+    torch.compile, Distributed, lambda model: torch.compile(Distributed(model)),
+    lambda model: Distributed(torch.compile(model))],
+    ids=["compiled", "distributed", "compiled outside", "compiled inside"])
+def test_wrappers_of_a_model(clean, original, publisher, tiny_dir, wrap):
+    learner = Learner(tiny_dir).step().step_base()
+    wrapped = wrap(learner.peft)
+    assert publisher.push(wrapped, adapter="policy").xxh3 == publisher.push(learner.peft, adapter="policy").xxh3
+    publisher.push(base=wrapped, complete_base=True)
+    assert_serves_base(clean, learner)
+    assert_serves(clean, learner, "policy")
+
+
+def test_wrappers_of_parts_of_a_model(clean, original, publisher, tiny_dir):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_dir, dtype=torch.float32)
+    base.model.layers[0] = torch.compile(base.model.layers[0])
+    model = get_peft_model(torch.compile(base), LoraConfig(r=4, target_modules=["v_proj"]))
+    assert any("layers.0._orig_mod." in name for name, _ in model.named_parameters())
+    assert publisher.push(model, adapter="policy", base=model, complete_base=True).published == "all"
+    base.model.layers[1] = torch.compile(checkpoint_wrapper(base.model.layers[1]))
+    assert publisher.push(base=model, complete_base=True).published == "all"
 
 
 # ---- what cannot be pushed ----
@@ -373,6 +611,15 @@ def test_a_merged_model(clean, publisher, tiny_dir):
     publisher.push(learner.peft, adapter="a")
 
 
+def test_a_model_whose_adapter_is_merged_away(clean, original, publisher, tiny_dir):
+    learner = Learner(tiny_dir).step()
+    merged = learner.peft.merge_and_unload()
+    for source, error in ((merged, TypeError), (learner.peft, ValueError)):
+        with pytest.raises(error, match="push before merging, or push it with base="):
+            publisher.push(source, adapter="a")
+    publisher.push(base=merged, complete_base=True)
+
+
 @pytest.mark.parametrize("config, message", [
     (dict(use_dora=True), "DoRA"), (dict(modules_to_save=["lm_head"]), "modules_to_save.*lm_head")])
 def test_adapters_that_engines_do_not_compute(publisher, tiny_dir, config, message):
@@ -396,7 +643,11 @@ def test_sources_that_are_none(clean, publisher, tiny_dir, tmp_path):
             ({"source": {key: tensor.to(torch.complex64)}, "adapter": "a", "config": learner.config()}, TypeError,
              f"{key}.*complex64"),
             ({"source": {key: tensor.to_sparse()}, "adapter": "a", "config": learner.config()}, TypeError,
-             f"{key}.*sparse"),
+             f"^{key}: a tensor of the layout torch.sparse_coo cannot be pushed: push tensor.to_dense\\(\\)$"),
+            ({"source": {key: tensor.to_sparse_csr()}, "adapter": "a", "config": learner.config()}, TypeError,
+             f"{key}.*sparse_csr.*to_dense"),
+            ({"source": {key: tensor.to("meta")}, "adapter": "a", "config": learner.config()}, ValueError,
+             f"{key}: a meta tensor.*load the weights"),
             ({"source": {key + "\0": tensor}, "adapter": "a", "config": learner.config()}, ValueError, "NUL"),
             ({"source": {key: [1.0]}, "adapter": "a", "config": learner.config()}, TypeError, f"{key}.*list"),
             ({"base": 7}, TypeError, "int")]:
@@ -405,6 +656,17 @@ def test_sources_that_are_none(clean, publisher, tiny_dir, tmp_path):
     assert names(clean) == set()
     publisher.push(learner.peft, adapter="a")  # the publisher is as good as before
     assert_serves(clean, learner, "a")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.float8_e4m3fn])
+def test_dtypes_that_engines_do_not_take(clean, publisher, tiny_dir, dtype):
+    learner = Learner(tiny_dir)
+    for push in ({"source": {key: tensor.to(dtype) for key, tensor in learner.adapter().items()}, "adapter": "a",
+                  "config": learner.config()},
+                 {"base": {key: tensor.to(dtype) for key, tensor in learner.base_parameters().items()}}):
+        with pytest.raises(headrace.HeadraceError, match=r"\.float\(\) or \.to\(torch\.bfloat16\)") as caught:
+            publisher.push(**push)
+        assert (caught.value.status, caught.value.report["published"]) == ("ERR_DTYPE", "none")
 
 
 def test_a_source_that_fails_half_way_leaves_nothing(clean, publisher, tiny_dir):
@@ -425,7 +687,7 @@ def test_a_source_that_fails_half_way_leaves_nothing(clean, publisher, tiny_dir)
 @pytest.mark.parametrize("how", ["false", "interrupt"])
 def test_a_push_that_is_cancelled(clean, tiny_dir, how):
     def stop(sent, total, stage):
-        if stage == "bucket":
+        if sent > 0:
             if how == "interrupt":
                 raise KeyboardInterrupt
             return False
@@ -445,9 +707,15 @@ def test_options_that_are_refused():
                              ({"engines": "not a url"}, headrace.HeadraceError),
                              ({"engines": ["http://a:1", "http://a:1"]}, headrace.HeadraceError),
                              ({"engines": "http://a:1", "transport": "pigeon"}, headrace.HeadraceError),
+                             ({"engines": "http://a:1", "bucket_bytes": 0}, ValueError),
                              ({"engines": "http://a:1", "pause": "gently"}, ValueError)]:
-        with pytest.raises(error):
+        with pytest.raises(error) as caught:
             headrace.Publisher(**arguments)
+        if error is headrace.HeadraceError:  # no engine was asked
+            assert (caught.value.engine, caught.value.stage, caught.value.report) == (None, None, {})
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="seconds above 0"):
+            headrace.Publisher("http://a:1", timeout=timeout)
     publisher = headrace.Publisher("http://a:1")
     publisher.close()
     with pytest.raises(ValueError, match="closed"):
@@ -483,6 +751,9 @@ def test_processes_publish_as_one(clean, second, tiny_dir, ranks, case):
         (TENSORS, 0, 2), (TENSORS, 1, 2)], outcomes
     assert sum(outcome["sent"] for outcome in outcomes) == TENSORS
     assert len({outcome["xxh3"] for outcome in outcomes}) == 1
+    assert [outcome["published"] for outcome in outcomes] == ["all", None]
+    assert "rank 0 of 2: 28 tensors" in outcomes[0]["text"] and ", 2 engines," in outcomes[0]["text"]
+    assert "rank 1 of 2: 28 tensors" in outcomes[1]["text"] and "engine" not in outcomes[1]["text"]
     learner = Learner(tiny_dir).step()
     assert_serves(clean, learner, "shared")
     assert bits(clean, learner, "shared") == bits(second, learner, "shared")

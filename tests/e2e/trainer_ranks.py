@@ -51,7 +51,8 @@ def push(case, learner, urls, rank, size) -> dict:
             receipt = publisher.push(mine, adapter="shared", config=learner.config(), version=case,
                                      unchanged=case == "unchanged" or case == "one-unchanged" and rank == 0)
             outcome = {"tensors": receipt.tensors, "sent": receipt.sent_tensors, "rank": receipt.rank,
-                       "ranks": receipt.ranks, "skipped": receipt.skipped, "xxh3": receipt.xxh3}
+                       "ranks": receipt.ranks, "skipped": receipt.skipped, "xxh3": receipt.xxh3,
+                       "published": receipt.published, "text": str(receipt)}
         except (headrace.HeadraceError, TypeError) as error:
             outcome = {"error": type(error).__name__, "status": getattr(error, "status", None), "message": str(error)}
     return {**outcome, "seconds": time.monotonic() - started}
