@@ -27,10 +27,11 @@ class PublishCallback(TrainerCallback):
         publisher: a `Publisher`, or the URL or URLs of engines, for which one is made when training begins.
         adapter: its name in the engines.
         every: push after so many optimiser steps; None: whenever the trainer saves a checkpoint.
-        peft_adapter: which adapter of the model (the active one).
+        peft_adapter: which adapter of the model; None: the active one, of which there must be one then.
         pinned: engines do not evict it.
         version: makes the weight version from the number of steps.
         on_push: called with every receipt, on every process.
+        **options: of the `Publisher` that is made for URLs: api_key, timeout, pause, ...
 
     Attributes:
         receipt: of the last push; None before the first.
@@ -38,7 +39,12 @@ class PublishCallback(TrainerCallback):
 
     def __init__(self, publisher: Publisher | str | Sequence[str], adapter: str = "policy", *, every: int | None = 1,
                  peft_adapter: str | None = None, pinned: bool = False, version: Callable[[int], str] = str,
-                 on_push: Callable[[Receipt], None] | None = None) -> None:
+                 on_push: Callable[[Receipt], None] | None = None, **options: Any) -> None:
+        unknown = options.keys() - (Publisher.__init__.__kwdefaults__ or {}).keys()
+        if unknown:
+            raise TypeError(f"{sorted(unknown)}: neither PublishCallback nor Publisher has such an option")
+        if options and isinstance(publisher, Publisher):
+            raise TypeError(f"{sorted(options)}: options of a publisher that is made already; give them to Publisher")
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: at least 1 step, or None for every save")
         self.publisher: Publisher | str | Sequence[str] = publisher
@@ -48,6 +54,7 @@ class PublishCallback(TrainerCallback):
         self.pinned = pinned
         self.version = version
         self.on_push = on_push
+        self.options = options
         self.receipt: Receipt | None = None
         self._pushed_step: int | None = None
 
@@ -73,12 +80,12 @@ class PublishCallback(TrainerCallback):
 
     def _connect(self, processes: int) -> Publisher:
         if not isinstance(self.publisher, Publisher):
-            group = None
-            if processes > 1:
+            options = dict(self.options)
+            if processes > 1 and options.get("group") is None:
                 import torch.distributed
 
-                group = torch.distributed.group.WORLD
-            return Publisher(self.publisher, group=group)
+                options["group"] = torch.distributed.group.WORLD
+            return Publisher(self.publisher, **options)
         if processes > 1 and self.publisher.ranks != processes:
             raise ValueError(f"{processes} processes train together, but the publisher is one of "
                              f"{self.publisher.ranks}: make it with group=torch.distributed.group.WORLD, or give the "

@@ -67,6 +67,33 @@ def test_a_failed_push_stops_the_training(tiny_dir, tmp_path):
         train(Learner(tiny_dir), PublishCallback(publisher), tmp_path)
 
 
+def test_it_takes_the_options_of_a_publisher(tiny_dir, tmp_path, monkeypatch):
+    """For the publisher that it makes from URLs."""
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    with Engine(tiny_dir, "--api-key", "sesame", dtype="float32", skip_tokenizer=True) as engine:
+        callback = PublishCallback(engine.url, "policy", every=6, api_key="sesame", timeout=20, transport="safetensors",
+                                   progress=lambda *now: None)
+        train(Learner(tiny_dir), callback, tmp_path)
+        assert callback.receipt.weight_version == "6" and callback.receipt.published == "all"
+        with pytest.raises(headrace.HeadraceError, match="api_key= or HEADRACE_API_KEY"):
+            train(Learner(tiny_dir), PublishCallback(engine.url, "policy"), tmp_path)
+    with pytest.raises(TypeError, match=r"\['apikey'\]: neither"):
+        PublishCallback(engine.url, apikey="sesame")
+    with pytest.raises(TypeError, match="give them to Publisher"), headrace.Publisher(engine.url) as publisher:
+        PublishCallback(publisher, timeout=3)
+
+
+def test_one_of_two_active_adapters_must_be_named(engine, tiny_dir, tmp_path, pushes):
+    learner = Learner(tiny_dir)
+    learner.peft.add_adapter("two", LoraConfig(r=4, target_modules=["v_proj"]))
+    learner.peft.base_model.set_adapter(["default", "two"])
+    with pytest.raises(ValueError, match="peft_adapter="):
+        train(learner, PublishCallback(engine.url, "which"), tmp_path)
+    train(learner, PublishCallback(engine.url, "which", every=6, peft_adapter="two",
+                                   on_push=lambda receipt: pushes.append(receipt.tensors)), tmp_path)
+    assert pushes == [4, 4]
+
+
 def test_processes_train_and_publish_together(engine, tiny_dir, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
