@@ -328,6 +328,7 @@ typedef struct hr_receiver_status {
     uint64_t lease_ms;       /* after so long without a call it is rolled back; 0 when idle */
     uint64_t sessions_published, sessions_rolled_back;
     uint32_t registered, pending; /* adapter names */
+    char instance[65];            /* of the engine process, as in receipts */
 } hr_receiver_status;
 /* Never waits. */
 void hr_receiver_status_get(hr_receiver *receiver, hr_receiver_status *out);

@@ -188,6 +188,7 @@ void hr_write_update_status(hr_engine *engine, hr_json_writer *w) {
     hr_receiver_status_get(hr_engine_receiver(engine), &s);
     hr_json_object_begin(w);
     hr_json_put_string(w, "state", hr_session_state_name(s.state));
+    hr_json_put_string(w, "instance", s.instance);
     hr_json_put_string(w, "session_id", s.session_id);
     hr_json_put_bool(w, "sync_base", s.sync_base);
     hr_json_put_u64(w, "tensors", s.tensors);

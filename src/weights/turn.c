@@ -208,6 +208,7 @@ void hr_receiver_status_get(hr_receiver *receiver, hr_receiver_status *out) {
     if (out->state != HR_SESSION_IDLE && now_ns > last_call_ns)
         out->idle_ms = (now_ns - last_call_ns) / 1000000;
     hr_registry_count(&receiver->shared.registry, &out->registered, &out->pending);
+    memcpy(out->instance, receiver->shared.instance, sizeof out->instance);
 }
 
 bool hr_receiver_is_pending(hr_receiver *receiver, const char *name) {
