@@ -1,4 +1,4 @@
-/* Which directory of a training run holds the newest whole set of weights. */
+/* Which directories of a training run hold weights, and whether they are whole. */
 #include "cli/checkpoints.h"
 
 #include "format/checkpoint.h"
@@ -67,22 +67,37 @@ static bool look(const char *path, const char *label, uint64_t step, bool is_ada
     return weights && config;
 }
 
-static bool is_newer(const hr_found_weights *a, const hr_found_weights *b) {
-    return a->newest_ns != b->newest_ns ? a->newest_ns > b->newest_ns : a->step > b->step;
+/* The newer one first. */
+static int compare_age(const void *a, const void *b) {
+    const hr_found_weights *x = a, *y = b;
+    if (x->newest_ns != y->newest_ns)
+        return x->newest_ns > y->newest_ns ? -1 : 1;
+    if (x->step != y->step)
+        return x->step > y->step ? -1 : 1;
+    return strcmp(x->path, y->path);
 }
 
-static void consider(const char *path, const char *label, uint64_t step, const char *adapter,
-                     hr_found_weights *newest, bool *found) {
+static hr_status append(hr_found_list *list, const hr_found_weights *w, hr_error *err) {
+    if ((list->n & (list->n - 1)) == 0) { /* full at each power of two */
+        size_t room = list->n > 0 ? 2 * list->n : 1;
+        hr_found_weights *grown = realloc(list->items, room * sizeof *grown);
+        if (grown == NULL)
+            return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for %zu checkpoints", room);
+        list->items = grown;
+    }
+    list->items[list->n++] = *w;
+    return HR_OK;
+}
+
+static hr_status consider(const char *path, const char *label, uint64_t step, const char *adapter,
+                          hr_found_list *list, hr_error *err) {
     hr_found_weights w;
     char inner[4096];
     bool good = look(path, label, step, adapter != NULL, &w);
     if (!good && adapter != NULL && strchr(adapter, '/') == NULL &&
         snprintf(inner, sizeof inner, "%s/%s", path, adapter) < (int)sizeof inner)
         good = look(inner, label, step, true, &w);
-    if (good && (!*found || is_newer(&w, newest))) {
-        *newest = w;
-        *found = true;
-    }
+    return good ? append(list, &w, err) : HR_OK;
 }
 
 /* N of "checkpoint-N". */
@@ -97,23 +112,42 @@ static bool step_of(const char *name, uint64_t *step) {
     return errno == 0 && *end == '\0';
 }
 
-hr_status hr_checkpoints_newest(const char *root, const char *adapter, hr_found_weights *newest,
-                                bool *found, hr_error *err) {
+static hr_status list_dir(DIR *dir, const char *root, const char *adapter, hr_found_list *list,
+                          hr_error *err) {
     char path[4096];
-    *found = false;
-    DIR *dir = opendir(root);
-    if (dir == NULL)
-        return hr_fail(err, HR_ERR_NOT_FOUND, "%s: cannot be read: %s", root, strerror(errno));
     const char *slash = strrchr(root, '/');
-    consider(root, slash != NULL && slash[1] != '\0' ? slash + 1 : root, 0, adapter, newest, found);
+    HR_TRY(consider(root, slash != NULL && slash[1] != '\0' ? slash + 1 : root, 0, adapter, list,
+                    err));
     for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
         uint64_t step = 0;
         if (step_of(entry->d_name, &step) &&
             snprintf(path, sizeof path, "%s/%s", root, entry->d_name) < (int)sizeof path)
-            consider(path, entry->d_name, step, adapter, newest, found);
+            HR_TRY(consider(path, entry->d_name, step, adapter, list, err));
     }
-    closedir(dir);
     return HR_OK;
+}
+
+hr_status hr_checkpoints_list(const char *root, const char *adapter, hr_found_list *out,
+                              hr_error *err) {
+    hr_found_list list = {0};
+    DIR *dir = opendir(root);
+    if (dir == NULL)
+        return hr_fail(err, HR_ERR_NOT_FOUND, "%s: cannot be read: %s", root, strerror(errno));
+    hr_status status = list_dir(dir, root, adapter, &list, err);
+    closedir(dir);
+    if (status != HR_OK) {
+        hr_found_list_free(&list);
+        return status;
+    }
+    if (list.n > 0)
+        qsort(list.items, list.n, sizeof *list.items, compare_age);
+    *out = list;
+    return HR_OK;
+}
+
+void hr_found_list_free(hr_found_list *list) {
+    free(list->items);
+    *list = (hr_found_list){0};
 }
 
 static hr_status check_json(const char *dir, const char *name, hr_error *err) {

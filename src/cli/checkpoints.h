@@ -1,10 +1,11 @@
-/* Which directory of a training run holds the newest whole set of weights. */
+/* Which directories of a training run hold weights, and whether they are whole. */
 #ifndef HR_CLI_CHECKPOINTS_H
 #define HR_CLI_CHECKPOINTS_H
 
 #include "base/error.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Weights in a directory, as its files say without being read. */
@@ -16,12 +17,18 @@ typedef struct hr_found_weights {
     uint64_t step;           /* of "checkpoint-N"; 0 for another */
 } hr_found_weights;
 
+typedef struct hr_found_list {
+    hr_found_weights *items; /* newest first: changed last, of equals the highest step */
+    size_t n;
+} hr_found_list;
+
 /* Looks at root itself and at root/checkpoint-N; with an adapter's name also at the folder of that
- * name in each of them, where PEFT puts an adapter that is not called "default". Of those that have
- * the files of an adapter (adapter NULL: of a base model), the one changed last; of equals the
- * highest step. *found false when there is none. ERR_NOT_FOUND when root cannot be read. */
-hr_status hr_checkpoints_newest(const char *root, const char *adapter, hr_found_weights *newest,
-                                bool *found, hr_error *err);
+ * name in each of them, where PEFT puts an adapter that is not called "default". Lists those that
+ * have the files of an adapter (adapter NULL: of a base model); free it with hr_found_list_free.
+ * ERR_NOT_FOUND when root cannot be read, ERR_NO_MEMORY. */
+hr_status hr_checkpoints_list(const char *root, const char *adapter, hr_found_list *out,
+                              hr_error *err);
+void hr_found_list_free(hr_found_list *list);
 
 /* Whether every file can be read whole now. The reason why not goes to err. */
 hr_status hr_checkpoints_check(const char *path, bool is_adapter, hr_error *err);

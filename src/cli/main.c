@@ -18,7 +18,7 @@ static const struct {
     {"serve", "run a rollout engine: load a model, speak SGLang's HTTP API", hr_command_serve},
     {"push", "publish adapters or base weights on every engine, whole or not at all",
      hr_command_push},
-    {"watch", "publish each checkpoint that a trainer writes", hr_command_watch},
+    {"watch", "publish the newest checkpoint whenever a trainer has written one", hr_command_watch},
     {"status", "what every engine serves now", hr_command_status},
     {"verify", "do all engines hold exactly these bytes?", hr_command_verify},
     {"inspect", "what is in a file or directory of weights", hr_command_inspect},

@@ -28,6 +28,10 @@ bool hr_publishing_stopped(void) {
 
 /* The first one cancels and cleans up; a second one ends at once. */
 static void install_signals(void) {
+    static bool installed;
+    if (installed)
+        return;
+    installed = true;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
@@ -56,7 +60,8 @@ size_t hr_publishing_flags(hr_publishing *p, hr_cli_option *table) {
          "requests around a base update: none, in_place, retract, abort (default: none)"},
         {"--timeout", HR_CLI_DECIMAL, &p->timeout, "SECONDS",
          "for each stage on all engines (default: 60)"},
-        {"--audit", HR_CLI_FLAG, &p->audit, NULL, "SHA-256 of every tensor in the receipt"},
+        {"--audit", HR_CLI_FLAG, &p->audit, NULL,
+         "SHA-256 of every tensor in the receipt, which --json prints"},
         {"--pinned", HR_CLI_FLAG, &p->pinned, NULL, "adapters never give way to others"},
         {"--api-key", HR_CLI_TEXT, &p->api_key, "KEY", "or HEADRACE_API_KEY in the environment"},
         {"--json", HR_CLI_FLAG, &p->json, NULL, "the receipt as JSON on stdout"},
@@ -134,7 +139,7 @@ void hr_publishing_close(hr_publishing *p) {
 
 /* ---- receipts ---- */
 
-static void print_receipt(const hr_push_receipt *r, const hr_push *push) {
+static void print_receipt(const hr_push_receipt *r, const hr_push *push, bool audit) {
     char hex[HR_XXH3_HEX];
     hr_cli_amount amount;
     printf("published  %llu tensors, %s%s%s, session %s\n", (unsigned long long)r->tensors,
@@ -156,6 +161,8 @@ static void print_receipt(const hr_push_receipt *r, const hr_push *push) {
             printf(", %llu calls repeated", (unsigned long long)e->retries);
         printf("\n");
     }
+    if (audit)
+        printf("audit      SHA-256 of every tensor stands in the receipt as JSON (--json)\n");
     printf(
         "time       %.1f ms: register %.1f, begin %.1f, stream %.1f, prepare %.1f, commit %.1f\n",
         (double)r->total_ns / 1e6, (double)r->register_ns / 1e6, (double)r->begin_ns / 1e6,
@@ -180,7 +187,7 @@ static void tell(hr_publishing *p, hr_status status, hr_push_receipt *receipt,
         printf("%s\n", hr_publisher_report(p->publisher));
         fflush(stdout);
     } else if (status == HR_OK && !p->json) {
-        print_receipt(receipt, push);
+        print_receipt(receipt, push, p->audit);
     }
     if (status == HR_OK)
         warn_of_mixing(p, receipt, push);
@@ -204,11 +211,22 @@ static void tell_unread(const hr_publishing *p, const hr_error *failure) {
     hr_buf_free(&text);
 }
 
+/* Whether the last push came so far that all engines had said what they speak. */
+static bool found_transport(const hr_publishing *p) {
+    cJSON *report = NULL;
+    const char *text = hr_publisher_report(p->publisher);
+    (void)hr_json_parse(text, strlen(text), 0, &report, NULL);
+    bool found = cJSON_IsString(hr_json_get(report, "transport"));
+    cJSON_Delete(report);
+    return found;
+}
+
 hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, size_t n,
                              const char *base, const char *weight_version, const char *session_id,
                              hr_error *err) {
     hr_dir_source *source = NULL;
     hr_push_receipt *receipt = NULL;
+    p->unheard = false;
     hr_status status = hr_dir_source_open(adapters, n, base, &source, err);
     if (status != HR_OK) {
         tell_unread(p, err);
@@ -227,6 +245,7 @@ hr_status hr_publishing_push(hr_publishing *p, const hr_dir_adapter *adapters, s
     };
     hr_progress_begin(&p->progress, "pushing");
     status = hr_publisher_push(p->publisher, &push, &receipt, err);
+    p->unheard = status != HR_OK && !found_transport(p);
     tell(p, status, receipt, &push);
     hr_dir_source_close(source);
     return status;

@@ -17,6 +17,8 @@ typedef struct hr_publishing {
     uint64_t timeout_ms;
     bool audit, pinned, json;
     bool tries_again; /* set by whoever repeats a push: failures are its to tell */
+    bool unheard; /* the last push failed before engines heard of it: for a key, a transport or an
+                     engine that is away, not for what is in it */
     /* filled by hr_publishing_open */
     hr_publisher *publisher;
     hr_progress progress;
