@@ -67,10 +67,22 @@ static void print_logprobs(const cJSON *meta) {
     }
 }
 
+/* The engine's version, which the last push of anything named, and that of the adapter which
+ * answered. An engine that does not tell the latter has no such key. */
+static void print_versions(const generate_flags *f, const cJSON *meta) {
+    const cJSON *version = hr_json_get(meta, "weight_version");
+    const cJSON *adapter = hr_json_get(meta, "lora_version");
+    if (cJSON_IsString(version))
+        fprintf(stderr, "weight version %s\n", version->valuestring);
+    if (f->adapter != NULL && cJSON_IsString(adapter))
+        fprintf(stderr, "adapter %s, version %s\n", f->adapter, adapter->valuestring);
+    else if (f->adapter != NULL && cJSON_IsNull(adapter))
+        fprintf(stderr, "adapter %s, without a version\n", f->adapter);
+}
+
 static void print_reply(const generate_flags *f, const cJSON *reply) {
     const cJSON *text = hr_json_get(reply, "text"), *id;
     const cJSON *meta = hr_json_get(reply, "meta_info");
-    const cJSON *version = hr_json_get(meta, "weight_version");
     if (cJSON_IsString(text) && text->valuestring[0] != '\0') {
         printf("%s\n", text->valuestring);
     } else {
@@ -80,8 +92,7 @@ static void print_reply(const generate_flags *f, const cJSON *reply) {
     if (f->logprobs)
         print_logprobs(meta);
     fflush(stdout);
-    if (cJSON_IsString(version))
-        fprintf(stderr, "weight version %s\n", version->valuestring);
+    print_versions(f, meta);
 }
 
 static hr_status post(const generate_flags *f, const char *body, hr_engine_call **call,
@@ -139,7 +150,8 @@ static int run(int argc, char **argv, generate_flags *f) {
         return hr_exit_error(HR_EXIT_USAGE, &err);
     if (help) {
         printf("usage: headrace generate --engine URL --text TEXT [--adapter NAME]\n\n"
-               "Sends one prompt and prints what comes back.\n\n");
+               "Sends one prompt and prints what comes back; on stderr the engine's weight version "
+               "and, with\n--adapter, the adapter's.\n\n");
         hr_cli_print_options(stdout, table, n);
         printf("\nexit codes: 0 answered; 1 refused or unreachable; 2 wrong usage\n");
         return HR_EXIT_OK;

@@ -48,7 +48,7 @@ static const flag flags[] = {
     {NULL, "--api-key", NULL, "KEY", KIND_STRING, AT(api_key), 0, 0, 0, NULL,
      "clients must send Authorization: Bearer KEY (nobody needs one)"},
     {NULL, "--admin-api-key", NULL, "KEY", KIND_STRING, AT(admin_api_key), 0, 0, 0, NULL,
-     "the same for calls that change what is served (the api key, if set)"},
+     "the same for calls that change what is served (the api key, if set); opens all others too"},
     {NULL, "--incremental-streaming-output", "--stream-output", NULL, KIND_SWITCH,
      AT(incremental_streaming_output), 0, 0, 0, NULL,
      "events of a stream carry what is new (all there is)"},
@@ -318,10 +318,8 @@ static hr_status read_next(args *a, hr_serve_options *options, hr_error *err) {
             return read_foreign(a, foreign[i].name, foreign[i].allowed, options, err);
     }
     if (arg[0] != '-')
-        return hr_fail(err, HR_ERR_INVALID,
-                       "unexpected argument \"%s\"; `headrace serve --help` lists the flags", arg);
-    return hr_fail(err, HR_ERR_INVALID, "unknown flag %s; `headrace serve --help` lists them",
-                   a->name);
+        return hr_fail(err, HR_ERR_INVALID, "unexpected argument \"%s\"", arg);
+    return hr_fail(err, HR_ERR_INVALID, "unknown flag %s", a->name);
 }
 
 /* ---- what the flags mean together ---- */
@@ -393,8 +391,7 @@ static hr_status read_loras(hr_serve_options *options, hr_error *err) {
 
 static hr_status check_together(hr_serve_options *options, hr_error *err) {
     if (options->model_path == NULL)
-        return hr_fail(err, HR_ERR_INVALID,
-                       "--model-path is needed; `headrace serve --help` lists the flags");
+        return hr_fail(err, HR_ERR_INVALID, "--model-path is needed");
     if (options->served_model_name != NULL && strchr(options->served_model_name, ':') != NULL)
         return hr_fail(err, HR_ERR_INVALID,
                        "--served-model-name: \"%s\" has a ':', which separates model and adapter",

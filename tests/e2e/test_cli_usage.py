@@ -30,11 +30,16 @@ from tools.engine import BINARY
     (["status", "--engine", "http://x", "--timeout", "0"], "--timeout"),
     (["verify", "--engine", "http://x", "--base", "d", "--timeout", "86401"], "--timeout"),
     (["generate", "--engine", "http://x", "--ids", "1", "--timeout", "-1"], "--timeout"),
+    (["watch", "d", "--engine", "http://x", "--adapter", "a:b"], "a:b"),
+    (["serve", "--model-path", "d", "--no-such-flag"], "--no-such-flag"),
+    (["serve", "--model-path", "d", "word"], '"word"'),
+    (["serve"], "--model-path is needed"),
 ])
 def test_wrong_usage(words, text):
     done = subprocess.run([str(BINARY), *words], capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and text in done.stderr, done.stderr
     assert done.stderr.endswith("; see --help\n") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.count("--help") == 1
 
 
 def test_help_of_a_command_in_both_words():
