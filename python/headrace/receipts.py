@@ -184,17 +184,12 @@ _ENGINE = re.compile(r"engine (?P<engine>https?://[^\s,]+)(?:, (?P<stage>[a-z ]+
                      r" (?P<connect>is not reachable|cannot be asked)|(?P<commit> has (?:answered|committed)))")
 
 
-def _in_python(message: str) -> str:
-    """Options by their names here, not by those of the command line."""
-    return message.replace("--api-key or HEADRACE_API_KEY", "api_key= or HEADRACE_API_KEY")
-
-
 def make_error(status: int, error: Error, report: bytes | None = None) -> HeadraceError:
     """The error of a call that failed; the report is of this same call."""
-    message, name = _in_python(text(error.message)), text(LIBRARY.hr_status_name(status))
+    message, name = text(error.message), text(LIBRARY.hr_status_name(status))
     engine = stage = None
     if (cause := _ENGINE.search(message)) is not None:
         engine, stage = cause["engine"], cause["stage"] or ("connect" if cause["connect"] else "commit")
     if name == "ERR_DTYPE":
         message += "; convert it before the push, with .float() or .to(torch.bfloat16) (dequantise a quantised one)"
-    return HeadraceError(message, name, engine, stage, json.loads(_in_python(text(report or b"{}"))))
+    return HeadraceError(message, name, engine, stage, json.loads(text(report or b"{}")))

@@ -101,8 +101,8 @@ hr_status hr_reply_of_call(const hr_http_call *call, cJSON **tree, hr_error *err
         return HR_OK;
     if (call->http_status == 401 || call->http_status == 403)
         return hr_fail(err, status,
-                       "%.400s: %s; give the engine's key as --api-key or HEADRACE_API_KEY; where "
-                       "it has an admin key, that one for weights",
+                       "%.400s: %s; give the engine's key (api_key; in a shell --api-key or "
+                       "HEADRACE_API_KEY); where it has an admin key, that one for weights",
                        local.message,
                        call->with_key ? "the key that was sent is not the one that it wants"
                                       : "it wants a key, and none was sent");

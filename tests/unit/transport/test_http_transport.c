@@ -89,7 +89,7 @@ static void a_missing_key_is_told_from_a_wrong_one(void **state) {
         s.fake.reply = "{\"error\": \"Unauthorized\"}";
         assert_int_equal(connect_to(&s, &err), HR_ERR_INVALID);
         assert_non_null(strstr(err.message, "Unauthorized: "));
-        assert_non_null(strstr(err.message, "--api-key or HEADRACE_API_KEY"));
+        assert_non_null(strstr(err.message, "api_key; in a shell --api-key or HEADRACE_API_KEY"));
         assert_int_equal(strstr(err.message, "none was sent") != NULL, !sent);
         assert_int_equal(strstr(err.message, "the key that was sent is not the one") != NULL, sent);
         close_stand(&s);
