@@ -182,11 +182,24 @@ static double to_double(const unsigned char *digits, size_t len) {
     return strtod(text, NULL);
 }
 
+/* False when there is something else than digits, or more than any 64 bits hold. */
+static bool read_digits(const unsigned char *digits, size_t len, uint64_t *out) {
+    uint64_t value = 0;
+    if (len >= MAX_64_BIT_DIGITS)
+        return false;
+    for (size_t i = 0; i < len; i++) {
+        if (digits[i] < '0' || digits[i] > '9')
+            return false;
+        value = value * 10 + (uint64_t)(digits[i] - '0');
+    }
+    *out = value;
+    return true;
+}
+
 static double whole_number(const unsigned char *digits, size_t len) {
     bool minus = digits[0] == '-';
     uint64_t value = 0;
-    for (size_t i = minus; i < len; i++)
-        value = value * 10 + (uint64_t)(digits[i] - '0');
+    read_digits(digits + minus, len - minus, &value);
     return minus ? -(double)value : (double)value;
 }
 
@@ -254,11 +267,16 @@ hr_status hr_json_next_string(hr_json_scan *s, hr_json_text *out) {
     return leave_value(s, peek(s) == '"' ? check_string(s, out) : wrong_kind(s));
 }
 
-hr_status hr_json_next_number(hr_json_scan *s, double *out) {
+hr_status hr_json_next_size(hr_json_scan *s, bool *is_size, uint64_t *out) {
+    double value;
     HR_TRY(enter_value(s));
     int c = peek(s);
-    return leave_value(s,
-                       c == '-' || (c >= '0' && c <= '9') ? check_number(s, out) : wrong_kind(s));
+    if (c != '-' && (c < '0' || c > '9'))
+        return wrong_kind(s);
+    size_t start = s->at;
+    HR_TRY(check_number(s, &value));
+    *is_size = read_digits(s->text + start, s->at - start, out) && *out <= INT64_MAX;
+    return leave_value(s, HR_OK);
 }
 
 static hr_status read_key(hr_json_scan *s, hr_json_text *key) {

@@ -8,6 +8,7 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Start with the text, its length and where failures go. A copy reads from where it was made. */
 typedef struct hr_json_scan {
@@ -32,9 +33,10 @@ size_t hr_json_text_copy(const hr_json_text *text, char *to);
 int hr_json_peek(hr_json_scan *scan);
 
 /* Each reads the next value, with the space around it, and fails when it is of another kind or
- * malformed: ERR_INVALID with the byte position, ERR_LIMIT, ERR_NO_MEMORY. */
+ * malformed: ERR_INVALID with the byte position, ERR_LIMIT, ERR_NO_MEMORY. *is_size: the number is
+ * of digits alone and below 2^63. */
 hr_status hr_json_next_string(hr_json_scan *scan, hr_json_text *out);
-hr_status hr_json_next_number(hr_json_scan *scan, double *out);
+hr_status hr_json_next_size(hr_json_scan *scan, bool *is_size, uint64_t *out);
 hr_status hr_json_next_tree(hr_json_scan *scan, cJSON **out);
 
 /* each is called for every member (key NULL: item) and reads its value; what it fails with ends the

@@ -70,17 +70,14 @@ static hr_status other_kind(hr_header *h, hr_json_scan *scan, const char *what) 
     return corrupt(h, what);
 }
 
-/* A JSON number that is a whole number below 2^63; anything else is not a size. */
+/* Exact: a double would make another size of one above 2^53. */
 static hr_status read_size(hr_header *h, hr_json_scan *scan, const char *otherwise, uint64_t *out) {
-    double value = -1;
+    bool is_size = false;
     int first = hr_json_peek(scan);
     if (first != '-' && (first < '0' || first > '9'))
         return other_kind(h, scan, otherwise);
-    HR_TRY(hr_json_next_number(scan, &value));
-    if (!(value >= 0 && value < 0x1p63) || value != (double)(uint64_t)value)
-        return corrupt(h, otherwise);
-    *out = (uint64_t)value;
-    return HR_OK;
+    HR_TRY(hr_json_next_size(scan, &is_size, out));
+    return is_size ? HR_OK : corrupt(h, otherwise);
 }
 
 static hr_status read_dim(void *ctx, hr_json_scan *scan, const hr_json_text *key) {
