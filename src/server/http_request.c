@@ -32,17 +32,34 @@ static unsigned authorize(const hr_http *http, hr_method method, const hr_exchan
 /* What says where the body ends. */
 typedef struct framing {
     unsigned lengths, encodings;
-    bool unknown; /* an encoding that is not chunked */
+    bool unknown;  /* an encoding that is not chunked */
+    bool odd_name; /* of a header, which could be one of these to others */
 } framing;
+
+static bool begins_with(const char *name, const char *beginning) {
+    return strncasecmp(name, beginning, strlen(beginning)) == 0;
+}
+
+/* The library takes a space before the colon for a part of the name, and the rest of a folded line
+ * too: such a Content-Length is none to it. */
+static bool is_odd_name(const char *name) {
+    static const char token[] = "!#$%&'*+-.^_`|~0123456789"
+                                "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    return name[strspn(name, token)] != '\0' || begins_with(name, MHD_HTTP_HEADER_CONTENT_LENGTH) ||
+           begins_with(name, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+}
 
 static enum MHD_Result count_framing(void *cls, enum MHD_ValueKind kind, const char *key,
                                      const char *value) {
     (void)kind;
     framing *f = cls;
-    f->lengths += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
-    if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+    if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        f->lengths++;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
         f->encodings++;
         f->unknown |= value == NULL || strcasecmp(value, "chunked") != 0;
+    } else {
+        f->odd_name |= is_odd_name(key);
     }
     return MHD_YES;
 }
@@ -55,6 +72,9 @@ static const char *unclear_framing(struct MHD_Connection *connection) {
     if (f.lengths + f.encodings > 1)
         return "the request has more than one Content-Length or Transfer-Encoding: wanted one, so "
                "that it is clear where the body ends";
+    if (f.odd_name)
+        return "a header's name has a space or a folded line in it: wanted none, so that it is "
+               "clear where the body ends";
     if (f.unknown)
         return "Transfer-Encoding: wanted chunked, and nothing else";
     return NULL;
