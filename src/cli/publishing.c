@@ -142,9 +142,13 @@ void hr_publishing_close(hr_publishing *p) {
 static void print_receipt(const hr_push_receipt *r, const hr_push *push, bool audit) {
     char hex[HR_XXH3_HEX];
     hr_cli_amount amount;
-    printf("published  %llu tensors, %s%s%s, session %s\n", (unsigned long long)r->tensors,
-           hr_cli_format_bytes(r->bytes, &amount), r->weight_version[0] != '\0' ? ", version " : "",
-           r->weight_version, r->session_id);
+    printf("published  ");
+    if (r->tensors > 0) /* else not known: a push that was resumed */
+        printf("%llu tensors, %s, ", (unsigned long long)r->tensors,
+               hr_cli_format_bytes(r->bytes, &amount));
+    if (r->weight_version[0] != '\0')
+        printf("version %s, ", r->weight_version);
+    printf("session %s\n", r->session_id);
     for (size_t i = 0; i < push->n_adapters; i++)
         printf("adapter    %s\n", push->adapters[i].name);
     if (r->tensors > 0)
