@@ -12,7 +12,8 @@
  *
  * Every function is thread-safe. Calls that change the session run one after the other; a caller
  * waits for the one before at most its timeout (a minute where it has none), and is told whom it
- * waited for (HR_ERR_TIMEOUT). The sink is called by one thread at a time. */
+ * waited for (HR_ERR_TIMEOUT). The sink is called by one thread at a time, but for
+ * builds_together. */
 #ifndef HEADRACE_RECEIVER_H
 #define HEADRACE_RECEIVER_H
 
@@ -90,6 +91,8 @@ typedef struct hr_receiver_sink {
     hr_status (*build_adapter)(void *self, const hr_registration *registration,
                                const hr_tensor *tensors, size_t n, void **built, hr_error *err);
     void (*discard_adapter)(void *self, void *built);
+    /* build_adapter may be called by two threads at once, for different adapters. */
+    bool builds_together;
 
     /* A base update: begin, any number of writes (each tensor once), seal when all are in, then
      * publish or abandon. begin may wait for running requests where it must write in place. write

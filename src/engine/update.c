@@ -427,6 +427,7 @@ hr_receiver_sink hr_update_sink(hr_update *update) {
                               .has_adapter = has_adapter,
                               .build_adapter = build_adapter,
                               .discard_adapter = discard_adapter,
+                              .builds_together = true,
                               .base_begin = base_begin,
                               .base_write = base_write,
                               .base_seal = base_seal,

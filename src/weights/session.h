@@ -84,6 +84,10 @@ void hr_session_note_refusal(hr_session *session, const hr_bucket *bucket, const
  * follow. */
 hr_status hr_session_prepare(hr_session *session, const hr_end_options *options, hr_error *err);
 
+/* Has the sink build every adapter of the session, each from its tensors. Of several that fail the
+ * first by name is told. */
+hr_status hr_session_build_adapters(hr_session *session, hr_error *err);
+
 /* Of a prepared session; after a failure it is as it was and may be published again, or rolled
  * back. On success receipt and reply say so, and free is what is left to do. */
 hr_status hr_session_publish(hr_session *session, hr_error *err);

@@ -138,21 +138,6 @@ static hr_status check_everything(hr_session *session, const hr_end_options *opt
 
 /* ---- prepare: builds ---- */
 
-static hr_status build_part(hr_session *session, hr_session_part *part, hr_error *err) {
-    const hr_receiver_sink *sink = &session->shared->sink;
-    const hr_memory *memory = &session->shared->memory;
-    hr_tensor *tensors = hr_memory_array(memory, part->n, sizeof *tensors);
-    if (tensors == NULL)
-        return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for a list of %zu tensors", part->n);
-    for (size_t i = 0; i < part->n; i++)
-        tensors[i] = part->entries[i]->tensor;
-    hr_status status = sink->build_adapter(sink->self, &part->adapter->registration, tensors,
-                                           part->n, &part->built, err);
-    part->is_built = status == HR_OK;
-    hr_memory_free(memory, tensors);
-    return status;
-}
-
 static hr_status build_everything(hr_session *session, const hr_end_options *options,
                                   hr_error *err) {
     const hr_receiver_sink *sink = &session->shared->sink;
@@ -162,9 +147,7 @@ static hr_status build_everything(hr_session *session, const hr_end_options *opt
     }
     if (session->base_begun)
         HR_TRY(sink->base_seal(sink->self, options->complete_base, err));
-    for (size_t i = 0; i < session->n_parts; i++)
-        HR_TRY(build_part(session, &session->parts[i], err));
-    return HR_OK;
+    return hr_session_build_adapters(session, err);
 }
 
 /* ---- prepare: the receipt ---- */

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -98,9 +99,101 @@ static void sessions_of_many_trainers_never_mix(void **state) {
     fixture_close(&c.fixture);
 }
 
+/* ---- a sink that builds two adapters at a time ---- */
+
+enum { MANY = 9, MEET_MS = 5000 };
+
+/* Around the fake sink, which is for one thread at a time. */
+typedef struct pair_sink {
+    hr_receiver_sink plain;
+    pthread_mutex_t lock;
+    atomic_uint begun;
+    atomic_bool met;     /* the first two were under way at once */
+    const char *failing; /* the first letters of names that fail */
+} pair_sink;
+
+static pair_sink pair;
+
+static void pause_ms(long ms) {
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void meet_another(void) {
+    atomic_fetch_add(&pair.begun, 1);
+    for (int i = 0; i < MEET_MS && atomic_load(&pair.begun) < 2; i++)
+        pause_ms(1);
+    if (atomic_load(&pair.begun) >= 2)
+        atomic_store(&pair.met, true);
+}
+
+static hr_status build_beside(void *self, const hr_registration *registration,
+                              const hr_tensor *tensors, size_t n, void **built, hr_error *err) {
+    meet_another();
+    if (strchr(pair.failing, registration->name[0]) != NULL) {
+        pause_ms(registration->name[0] == pair.failing[0] ? 5 : 0); /* the first fails last */
+        return hr_fail(err, HR_ERR_SHAPE, "%s is none", registration->name);
+    }
+    pthread_mutex_lock(&pair.lock);
+    hr_status status = pair.plain.build_adapter(self, registration, tensors, n, built, err);
+    pthread_mutex_unlock(&pair.lock);
+    return status;
+}
+
+static const char *const names[MANY] = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
+
+static hr_status push_many(fixture *f, const char *failing) {
+    hr_tensor tensors[MANY];
+    char keys[MANY][32];
+    hr_bucket bucket = {.tensors = tensors, .n = MANY};
+    hr_end_options end = {0};
+    hr_receipt *receipt = NULL;
+    pair.failing = failing;
+    atomic_store(&pair.begun, 0);
+    atomic_store(&pair.met, false);
+    for (size_t i = 0; i < MANY; i++) {
+        assert_int_equal(fixture_register(f, names[i], "{\"r\":8}", false), HR_OK);
+        (void)snprintf(keys[i], sizeof keys[i], "%s:q.lora_A.weight", names[i]);
+        tensors[i] = fixture_tensor(keys[i], keys[i]);
+    }
+    assert_int_equal(fixture_begin(f, false), HR_OK);
+    assert_int_equal(hr_receiver_bucket(f->receiver, &bucket, &f->err), HR_OK);
+    hr_status status = hr_receiver_end(f->receiver, &end, &receipt, &f->err);
+    hr_receipt_free(receipt);
+    return status;
+}
+
+static void adapters_are_built_two_at_a_time_and_the_first_failure_by_name_is_told(void **state) {
+    (void)state;
+    fixture f;
+    fixture_open(&f);
+    pair = (pair_sink){.plain = fake_sink_ops(&f.sink), .lock = PTHREAD_MUTEX_INITIALIZER};
+    hr_receiver_sink ops = pair.plain;
+    ops.build_adapter = build_beside;
+    ops.builds_together = true;
+    hr_receiver_destroy(f.receiver);
+    assert_int_equal(
+        hr_receiver_create(&(hr_receiver_options){.instance = "engine-1"}, &ops, &f.receiver, NULL),
+        HR_OK);
+    static const char *const failing[] = {"ab", "bc", "de", "hi", "i"};
+    for (size_t i = 0; i < sizeof failing / sizeof *failing; i++) {
+        assert_int_equal(push_many(&f, failing[i]), HR_ERR_SHAPE);
+        assert_true(atomic_load(&pair.met));
+        assert_int_equal(f.err.message[0], failing[i][0]);
+        assert_int_equal(f.sink.built, 0); /* what had been built is discarded */
+        assert_int_equal(fake_sink_value(&f.sink, "a"), 0);
+    }
+    assert_int_equal(push_many(&f, ""), HR_OK);
+    assert_true(atomic_load(&pair.met));
+    for (size_t i = 0; i < MANY; i++)
+        assert_int_not_equal(fake_sink_value(&f.sink, names[i]), 0);
+    hr_receiver_destroy(f.receiver);
+    pthread_mutex_destroy(&pair.lock);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sessions_of_many_trainers_never_mix),
+        cmocka_unit_test(adapters_are_built_two_at_a_time_and_the_first_failure_by_name_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
