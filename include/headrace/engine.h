@@ -20,8 +20,8 @@ extern "C" {
 
 typedef struct hr_engine hr_engine;
 
-#define HR_WHOLE_PROMPTS UINT32_MAX /* as chunked_prefill_size: as many rows as a prompt may have  \
-                                     */
+/* As chunked_prefill_size: as many rows as a prompt may have. */
+#define HR_WHOLE_PROMPTS UINT32_MAX
 
 typedef struct hr_engine_options {
     const char *model_path;  /* Hugging Face model directory */
