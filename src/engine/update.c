@@ -18,9 +18,10 @@ typedef struct registered_name {
 typedef struct built_adapter {
     hr_lora *lora;
     bool pinned;
-    bool has_path;
+    bool took_place;                /* of a published name that had given way */
+    const char *path;               /* NULL: none */
     uint8_t contents[HR_XXH3_SIZE]; /* for a name with a path */
-    char path[];
+    char name[];
 } built_adapter;
 
 struct hr_update {
@@ -232,22 +233,45 @@ static bool has_adapter(void *self, const char *name) {
 }
 
 static built_adapter *built_create(hr_update *u, const hr_registration *registration) {
-    size_t size = registration->path != NULL ? strlen(registration->path) + 1 : 1;
-    built_adapter *built = hr_alloc_array(&u->c.alloc, sizeof *built + size, 1);
+    size_t name_size = strlen(registration->name) + 1;
+    size_t path_size = registration->path != NULL ? strlen(registration->path) + 1 : 0;
+    built_adapter *built = hr_alloc_array(&u->c.alloc, sizeof *built + name_size + path_size, 1);
     if (built == NULL)
         return NULL;
     built->pinned = registration->pinned;
-    built->has_path = registration->path != NULL;
-    if (built->has_path)
-        memcpy(built->path, registration->path, size);
+    memcpy(built->name, registration->name, name_size);
+    if (registration->path != NULL)
+        built->path = memcpy(built->name + name_size, registration->path, path_size);
     return built;
 }
 
 static void discard_adapter(void *self, void *data) {
     hr_update *u = self;
     built_adapter *built = data;
+    if (built->took_place)
+        forget_adapter(u, built->name);
     hr_lora_destroy(built->lora);
     hr_alloc_free(&u->c.alloc, built);
+}
+
+/* A name that gave way since it was published needs a place again, and has it before anything is
+ * prepared: a commit may not fail for want of one. */
+static hr_status take_place(hr_update *u, const hr_registration *registration, built_adapter *built,
+                            hr_error *err) {
+    if (hr_update_is_registered(u, registration->name))
+        return HR_OK;
+    HR_TRY(reserve_name(u, registration, err));
+    built->took_place = hr_update_is_registered(u, registration->name);
+    return HR_OK;
+}
+
+static hr_status build_lora(hr_update *u, const hr_registration *registration,
+                            const hr_tensor *tensors, size_t n, built_adapter *built,
+                            hr_error *err) {
+    HR_TRY(take_place(u, registration, built, err));
+    HR_TRY(hr_lora_create(u->c.model, registration->config, registration->config_len, tensors, n,
+                          &built->lora, err));
+    return hr_update_check_rank(u, hr_lora_max_rank(built->lora), err);
 }
 
 static hr_status build_adapter(void *self, const hr_registration *registration,
@@ -257,15 +281,12 @@ static hr_status build_adapter(void *self, const hr_registration *registration,
     if (built == NULL)
         return hr_fail(err, HR_ERR_NO_MEMORY, "no memory for LoRA adapter '%s'",
                        registration->name);
-    hr_status status = hr_lora_create(u->c.model, registration->config, registration->config_len,
-                                      tensors, n, &built->lora, err);
-    if (status == HR_OK)
-        status = hr_update_check_rank(u, hr_lora_max_rank(built->lora), err);
+    hr_status status = build_lora(u, registration, tensors, n, built, err);
     if (status != HR_OK) {
         discard_adapter(u, built);
         return hr_fail_context(err, status, "LoRA adapter '%s'", registration->name);
     }
-    if (built->has_path)
+    if (built->path != NULL)
         hr_lora_contents(u->c.model, built->lora, built->contents);
     *out = built;
     return HR_OK;
@@ -356,7 +377,7 @@ static void list_items(hr_update *u, const hr_publication *publication,
         items[i] = (hr_adapter_publication){.name = adapter->name,
                                             .reservation = reservation_of(u, adapter->name),
                                             .payload = hr_update_payload(built->lora),
-                                            .path = built->has_path ? built->path : NULL,
+                                            .path = built->path,
                                             .weight_version = publication->weight_version,
                                             .pinned = built->pinned};
         memcpy(items[i].payload.contents, built->contents, sizeof built->contents);

@@ -232,7 +232,7 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
         evicted = hr_adapter_store_find_evicted(store, name);
         if (evicted == NULL || evicted->path == NULL)
             status = hr_adapter_store_fail_unknown(store, name, err);
-        else
+        else if (hr_adapter_store_find_reserved(store, name) == NULL) /* else that is its place */
             status = hr_adapter_store_check_place(store, name, false, false, err);
     }
     if (status == HR_OK && evicted != NULL) {

@@ -54,23 +54,8 @@ uint64_t hr_adapter_store_publish(hr_adapter_store *store, hr_adapter_reservatio
     return id;
 }
 
-/* A name that gave way, or was unloaded, since it was registered needs a place again. */
-static hr_status check_places(hr_adapter_store *store, const hr_adapter_publication *items,
-                              size_t n, hr_error *err) {
-    hr_status status = HR_OK;
-    pthread_mutex_lock(&store->lock);
-    for (size_t i = 0; i < n && status == HR_OK; i++)
-        if (items[i].reservation == NULL &&
-            hr_adapter_store_find_published(store, items[i].name) == NULL)
-            status =
-                hr_adapter_store_check_place(store, items[i].name, items[i].pinned, false, err);
-    pthread_mutex_unlock(&store->lock);
-    return status;
-}
-
 hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n,
                                    hr_error *err) {
-    HR_TRY(check_places(store, items, n, err));
     for (size_t i = 0; i < n; i++)
         items[i].version = NULL;
     for (size_t i = 0; i < n; i++) {

@@ -109,8 +109,7 @@ typedef struct hr_adapter_publication {
     struct hr_adapter_version *version; /* private: made by prepare */
 } hr_adapter_publication;
 
-/* Allocates all that publish_all needs, so that it cannot fail. ERR_NO_MEMORY, ERR_LIMIT (a name
- * without reservation is gone and has no place): nothing was made. */
+/* Allocates all that publish_all needs, so that it cannot fail. ERR_NO_MEMORY: nothing was made. */
 hr_status hr_adapter_store_prepare(hr_adapter_store *store, hr_adapter_publication *items, size_t n,
                                    hr_error *err);
 /* Undoes prepare; payloads and reservations stay the caller's. */

@@ -290,6 +290,77 @@ static void a_session_that_fails_changes_nothing(void **state) {
     close_engine(engine);
 }
 
+/* One load call that brings all of it; known: without a config, as that of its registration. */
+static void load_call(hr_engine *engine, const char *name, bool known) {
+    char prefix[40];
+    hr_error err = {0};
+    hr_registration r = registration(name);
+    snprintf(prefix, sizeof prefix, "%s:", name);
+    weights w = adapter_weights(prefix, 1);
+    hr_bucket bucket = {.tensors = w.items, .n = w.n};
+    ok(hr_receiver_apply(hr_engine_receiver(engine), known ? NULL : &r, &bucket,
+                         &(hr_end_options){0}, NULL, &err),
+       &err);
+    weights_free(&w);
+}
+
+static hr_status prepare_adapter(hr_engine *engine, const char *prefix, char *id, hr_error *err) {
+    hr_receiver *receiver = hr_engine_receiver(engine);
+    weights w = adapter_weights(prefix, 1);
+    hr_bucket bucket = {.tensors = w.items, .n = w.n};
+    ok(hr_receiver_begin(receiver, &(hr_session_options){0}, id, err), err);
+    ok(hr_receiver_bucket(receiver, &bucket, err), err);
+    weights_free(&w);
+    return hr_receiver_prepare(receiver, &(hr_end_options){.session_id = id}, NULL, err);
+}
+
+static bool is_loaded(hr_engine *engine, const char *name) {
+    return hr_engine_adapter_state(engine, name) == HR_ADAPTER_LOADED;
+}
+
+/* Prepared on some engines and refused by commit on another would be two versions in one fleet. */
+static void a_name_that_gave_way_has_a_place_again_before_it_is_prepared(void **state) {
+    (void)state;
+    hr_engine_options o = {.model_path = model_dir,
+                           .threads = 1,
+                           .enable_lora = true,
+                           .max_total_tokens = 1024,
+                           .max_loaded_loras = 1};
+    hr_engine *engine = NULL;
+    hr_error err = {0};
+    char id[HR_SESSION_ID_SIZE];
+    ok(hr_engine_create(&o, &engine, &err), &err);
+    hr_receiver *receiver = hr_engine_receiver(engine);
+    register_name(engine, "x");
+    push_adapter(engine, "x", 1, "one");
+    load_call(engine, "y", false);
+    assert_false(is_loaded(engine, "x"));
+    assert_int_equal(prepare_adapter(engine, "x:", id, &err), HR_ERR_LIMIT);
+    assert_non_null(strstr(err.message, "max-loaded-loras"));
+    assert_true(is_loaded(engine, "y"));
+
+    ok(hr_engine_unload_adapter(engine, "y", &err), &err);
+    ok(prepare_adapter(engine, "x:", id, &err), &err);
+    assert_int_equal(hr_engine_load_adapter(engine, "z", adapter_dir, false, &err), HR_ERR_LIMIT);
+    ok(hr_receiver_commit(receiver, id, NULL, &err), &err);
+    assert_true(is_loaded(engine, "x"));
+
+    ok(hr_engine_unload_adapter(engine, "x", &err), &err);
+    load_call(engine, "y", false);
+    load_call(engine, "x", false);
+    assert_false(is_loaded(engine, "y"));
+    load_call(engine, "y", true); /* pushed again, as it is told to be */
+    assert_true(is_loaded(engine, "y"));
+
+    register_name(engine, "y");
+    load_call(engine, "x", false);
+    ok(hr_engine_unload_adapter(engine, "x", &err), &err);
+    ok(prepare_adapter(engine, "y:", id, &err), &err);
+    ok(hr_receiver_abort(receiver, id, &err), &err); /* gives the place back */
+    ok(hr_engine_load_adapter(engine, "z", adapter_dir, false, &err), &err);
+    close_engine(engine);
+}
+
 static void registered_names_can_be_refused_listed_and_forgotten(void **state) {
     (void)state;
     hr_engine_options o = {.model_path = model_dir,
@@ -789,6 +860,7 @@ int main(void) {
         cmocka_unit_test(a_streamed_adapter_is_the_one_on_disk),
         cmocka_unit_test(an_upsert_leaves_running_requests_alone),
         cmocka_unit_test(a_session_that_fails_changes_nothing),
+        cmocka_unit_test(a_name_that_gave_way_has_a_place_again_before_it_is_prepared),
         cmocka_unit_test(registered_names_can_be_refused_listed_and_forgotten),
         cmocka_unit_test(a_base_update_is_as_if_there_had_never_been_other_weights),
         cmocka_unit_test(frozen_requests_go_on_with_new_base_weights),

@@ -500,13 +500,6 @@ static void what_came_by_stream_gives_way_to_no_registered_name(void **state) {
     hr_adapter_lease evicted = {0};
     assert_int_equal(hr_adapter_store_acquire(store, "b", &evicted, &err), HR_ERR_ADAPTER_UNKNOWN);
     assert_int_equal(hr_adapter_store_state(store, "b"), HR_ADAPTER_EVICTED);
-    hr_adapter_publication y = {.name = "y", .payload = {&p[0], destroy_payload, 1, 1}};
-    payload z = {0};
-    hr_adapter_store_unload(store, "c", NULL);
-    hr_adapter_publication w = item(store, "w", NULL, &z);
-    assert_int_equal(hr_adapter_store_prepare(store, &y, 1, &err),
-                     HR_ERR_LIMIT); /* lost its place */
-    hr_adapter_store_cancel(store, w.reservation);
     hr_adapter_store_destroy(store);
 }
 
@@ -668,6 +661,25 @@ static void the_version_of_a_publication_stays_with_what_it_published(void **sta
     lease = acquire(store, "a");
     assert_null(hr_adapter_lease_weight_version(&lease)); /* another adapter of that name */
     hr_adapter_store_release(store, &lease);
+    hr_adapter_store_destroy(store);
+}
+
+/* It holds its own place: that of what is being read back is the same. */
+static void a_name_that_is_registered_again_is_read_back_until_it_is_published(void **state) {
+    (void)state;
+    hr_adapter_store *store = open_store(2, 8);
+    payload p[5] = {{0}};
+    hr_adapter_publication s = item(store, "s", NULL, &p[0]);
+    publish_all(store, &s, 1);
+    load(store, "a", false, &p[1]);
+    load(store, "b", false, &p[2]);
+    assert_names(store, "s b");
+    hr_adapter_publication a = item(store, "a", "/some/where", &p[3]);
+    assert_string_equal(serve(store, "a", &p[4]), "/some/where");
+    assert_names(store, "s a");
+    publish_all(store, &a, 1);
+    assert_names(store, "s a");
+    assert_int_equal(p[4].destroyed, 1);
     hr_adapter_store_destroy(store);
 }
 
@@ -882,6 +894,7 @@ int main(void) {
         cmocka_unit_test(an_upsert_pins_no_more_than_a_load_may),
         cmocka_unit_test(a_lease_of_an_evicted_name_stays_current),
         cmocka_unit_test(the_version_of_a_publication_stays_with_what_it_published),
+        cmocka_unit_test(a_name_that_is_registered_again_is_read_back_until_it_is_published),
         cmocka_unit_test(a_stream_that_overtakes_a_recall_wins),
         cmocka_unit_test(with_a_sweeper_nothing_is_freed_where_it_dies),
         cmocka_unit_test(checking_a_name_is_no_use_of_it),
