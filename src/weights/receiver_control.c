@@ -127,10 +127,12 @@ void hr_update_undo(hr_receiver *receiver, const hr_update_change *made) {
         hr_receiving_forget(&receiver->shared, made->added);
         return;
     }
-    if (made->replaced->published) { /* if it had given way it got room anew */
-        const hr_receiver_sink *sink = &receiver->shared.sink;
+    const hr_receiver_sink *sink = &receiver->shared.sink;
+    hr_error unable; /* what the sink took before it takes again, but for a pin given away since */
+    if (made->replaced->published) /* if it had given way it got room anew */
         sink->forget_adapter(sink->self, made->added->registration.name);
-    }
+    else
+        (void)sink->register_adapter(sink->self, &made->replaced->registration, &unable);
     hr_registry_take(&receiver->shared.registry, made->added);
     hr_registered_destroy(&receiver->shared.memory, made->added);
     hr_registry_put(&receiver->shared.registry, made->replaced);

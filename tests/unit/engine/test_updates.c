@@ -361,6 +361,29 @@ static void a_name_that_gave_way_has_a_place_again_before_it_is_prepared(void **
     close_engine(engine);
 }
 
+static void a_load_call_that_fails_leaves_no_pin_on_a_waiting_name(void **state) {
+    (void)state;
+    hr_engine_options o = {.model_path = model_dir,
+                           .threads = 1,
+                           .enable_lora = true,
+                           .max_total_tokens = 1024,
+                           .max_loras_per_batch = 2};
+    hr_engine *engine = NULL;
+    hr_error err = {0};
+    ok(hr_engine_create(&o, &engine, &err), &err);
+    register_name(engine, "x");
+    hr_registration pinned = registration("x");
+    pinned.pinned = true;
+    weights w = adapter_weights("x:", 1);
+    hr_bucket part = {.tensors = w.items, .n = w.n - 1};
+    assert_int_not_equal(hr_receiver_apply(hr_engine_receiver(engine), &pinned, &part,
+                                           &(hr_end_options){0}, NULL, &err),
+                         HR_OK);
+    weights_free(&w);
+    ok(hr_engine_load_adapter(engine, "the one that may be pinned", adapter_dir, true, &err), &err);
+    close_engine(engine);
+}
+
 static void registered_names_can_be_refused_listed_and_forgotten(void **state) {
     (void)state;
     hr_engine_options o = {.model_path = model_dir,
@@ -861,6 +884,7 @@ int main(void) {
         cmocka_unit_test(an_upsert_leaves_running_requests_alone),
         cmocka_unit_test(a_session_that_fails_changes_nothing),
         cmocka_unit_test(a_name_that_gave_way_has_a_place_again_before_it_is_prepared),
+        cmocka_unit_test(a_load_call_that_fails_leaves_no_pin_on_a_waiting_name),
         cmocka_unit_test(registered_names_can_be_refused_listed_and_forgotten),
         cmocka_unit_test(a_base_update_is_as_if_there_had_never_been_other_weights),
         cmocka_unit_test(frozen_requests_go_on_with_new_base_weights),
