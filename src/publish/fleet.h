@@ -47,7 +47,7 @@ typedef enum hr_fleet_retry {
 
 /* A session that went silent is dropped after its lease, of which publishers ask for a little more
  * than their stage timeout: a stage ends within it, whichever engine is slow. Whoever waits for the
- * session of a dead trainer with the same timeout outlasts it. */
+ * session of a dead trainer with the same timeout outlasts it, from 8 s on. */
 #define HR_FLEET_MIN_LEASE_MS 10000
 #define HR_FLEET_LEASE_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 8)
 #define HR_FLEET_WAIT_MS(timeout_ms) ((timeout_ms) + (timeout_ms) / 4)

@@ -25,6 +25,19 @@ static hr_status pause_engines(hr_push_run *run, hr_error *err) {
     return flushes(run) ? hr_push_stage(run, &request, HR_RETRY_ALL, err) : HR_OK;
 }
 
+/* A refusal because of another trainer's session that outlasted the wait for it. */
+static hr_status explain_taken(const hr_push_run *run, hr_status status, hr_error *err) {
+    char text[160];
+    if (status == HR_OK || !hr_fleet_is_taken(err))
+        return status;
+    snprintf(text, sizeof text,
+             "waited %.1f s for that; if its trainer is gone, `headrace push --abort ID` with the "
+             "engines' URLs ends it",
+             (double)HR_FLEET_WAIT_MS(run->p->fleet.timeout_ms) / 1e3);
+    hr_push_append(err, text);
+    return status;
+}
+
 /* A push of many adapters would otherwise spend most of its time on the way to and fro. */
 enum { REGISTER_AT_ONCE = 4 };
 
@@ -43,7 +56,8 @@ static hr_status register_adapters(hr_push_run *run, size_t first, size_t n, hr_
         return HR_OK;
     request.registrations = adapters;
     request.n_registrations = n;
-    HR_TRY(hr_push_stage(run, &request, HR_RETRY_BEGIN, err));
+    hr_status status = hr_push_stage(run, &request, HR_RETRY_BEGIN, err);
+    HR_TRY(explain_taken(run, status, err));
     return once ? hr_publisher_set_registered(run->p, adapters, err) : HR_OK;
 }
 
@@ -66,15 +80,7 @@ static hr_status begin(hr_push_run *run, hr_error *err) {
     hr_status status = hr_fleet_run(&run->p->fleet, &request, retry, is_first, err);
     if (status == HR_OK)
         status = hr_fleet_run(&run->p->fleet, &request, retry, is_other, err);
-    if (status != HR_OK && hr_fleet_is_taken(err)) {
-        char text[160];
-        snprintf(text, sizeof text,
-                 "waited %.1f s for that; if its trainer is gone, `headrace push --abort ID` with "
-                 "the engines' URLs ends it",
-                 (double)HR_FLEET_WAIT_MS(run->p->fleet.timeout_ms) / 1e3);
-        hr_push_append(err, text);
-    }
-    return status;
+    return explain_taken(run, status, err);
 }
 
 hr_status hr_push_open(hr_push_run *run, hr_error *err) {

@@ -68,8 +68,8 @@ static hr_status push(stand *s, uint64_t generation, hr_push_receipt **receipt) 
 }
 
 static void expect_in(const char *text, const char *part) {
-    if (strstr(text, part) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
+    if (text == NULL || strstr(text, part) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", text != NULL ? text : "", part);
 }
 
 static void expect_all(const stand *s, uint64_t generation) {
@@ -792,6 +792,35 @@ static void a_session_of_another_trainer_is_named_and_left_alone(void **state) {
     }
 }
 
+/* It has tensors of an adapter that is to be registered, as after a trainer that died in its push
+ * and is there again. */
+static void a_session_that_holds_an_adapter_is_named_with_the_way_on(void **state) {
+    (void)state;
+    stand s;
+    hr_publisher_options options = options_of(0);
+    stand_open(&s, &options);
+    assert_int_equal(push(&s, 1, NULL), HR_OK);
+    other_session(&s, 0, 300000);
+    fake_source source = {.generation = 2, .adapters = true, .fail_at = -1};
+    hr_unit_source units = fake_source_units(&source);
+    hr_unit unit = {0};
+    assert_int_equal(units.next(units.self, &unit, &s.err), HR_OK);
+    char name[128];
+    hr_tensor held = unit.tensors[0];
+    snprintf(name, sizeof name, "%s:%s", unit.adapter, held.name);
+    held.name = name;
+    hr_bucket bucket = {.tensors = &held, .n = 1};
+    assert_int_equal(hr_receiver_bucket(s.fleet.engines[0].receiver, &bucket, &s.err), HR_OK);
+    unit.release(unit.owner);
+    assert_int_equal(push(&s, 3, NULL), HR_ERR_BUSY);
+    expect_in(s.err.message, "'other' holds tensors of the adapter");
+    expect_in(s.err.message, "waited ");
+    expect_in(s.err.message, "`headrace push --abort ID`");
+    assert_int_equal(hr_receiver_abort(s.fleet.engines[0].receiver, "other", NULL), HR_OK);
+    assert_int_equal(push(&s, 3, NULL), HR_OK);
+    stand_close(&s);
+}
+
 /* Whoever has the first engine may go on: two trainers never hold a part of the fleet each. */
 static void sessions_begin_at_the_same_engine(void **state) {
     (void)state;
@@ -980,6 +1009,7 @@ int main(void) {
         cmocka_unit_test(what_was_refused_before_it_changed_a_thing_is_not_doubted),
         cmocka_unit_test(a_push_outlasts_the_session_of_a_dead_trainer),
         cmocka_unit_test(a_session_of_another_trainer_is_named_and_left_alone),
+        cmocka_unit_test(a_session_that_holds_an_adapter_is_named_with_the_way_on),
         cmocka_unit_test(sessions_begin_at_the_same_engine),
         cmocka_unit_test(requests_that_run_on_leave_no_doubt),
         cmocka_unit_test(a_begin_bounds_the_wait_for_requests_as_well),
