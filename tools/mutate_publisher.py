@@ -10,7 +10,8 @@ import mutate_sessions as harness
 
 P, T = "src/publish/", "src/transport/"
 SOURCES = harness.SOURCES + ["src/tensor/convert.c", "src/base/log.c"] + ["src/format/" + name + ".c" for name in (
-    "base64", "file", "json", "json_check", "json_scan", "json_writer", "safetensors", "safetensors_write", "torch_write")] + [
+    "base64", "file", "json", "json_bytes", "json_scan", "json_writer", "safetensors", "safetensors_write",
+    "torch_write")] + [
     P + name + ".c" for name in ("bucket", "fleet", "gather", "ledger", "publisher", "push", "push_declare",
                                   "push_session", "push_stream", "receipt", "round")] + [
     T + name + ".c" for name in (
@@ -108,7 +109,8 @@ OF_A_GROUP = [
     (P + "push_stream.c", "    *last = run->all_done == run->facts.ranks && run->all_empty == run->facts.ranks;",
      "    *last = run->ended;"),
     (P + "push_declare.c", "        snprintf(d->run->session_id, sizeof d->run->session_id, \"%s\", session_id);", "        (void)session_id;"),
-    (P + "push.c", "    run->facts.commit_begun = status == HR_OK || lost;", "    run->facts.commit_begun = status == HR_OK;"),
+    (P + "push.c", "    run->facts.commit_begun = status == HR_OK || lost;",
+     "    run->facts.commit_begun = status == HR_OK;"),
     (P + "push.c", "    return lost ? say_may_be_committed(err) : status;", "    return status;"),
     (P + "push.c", "    if (!hr_push_leads(run))\n        return say_may_be_committed(err);", "    ;"),
     (P + "push.c", "    *err = run->failure; /* of commit, which says who has committed */", "    ;"),

@@ -16,8 +16,8 @@ import sys
 import tempfile
 
 W = "src/weights/"
-SOURCES = ["src/base/error.c", "src/base/buf.c", "src/base/clock.c", "src/base/cond.c", "src/base/cores.c", "src/tensor/digest.c",
-           "src/tensor/xxh3_avx2.c", "src/tensor/dtype.c"] + [
+SOURCES = ["src/base/error.c", "src/base/buf.c", "src/base/clock.c", "src/base/cond.c", "src/base/cores.c",
+           "src/tensor/digest.c", "src/tensor/xxh3_avx2.c", "src/tensor/dtype.c"] + [
     W + name + ".c" for name in (
         "doubt", "history", "manifest", "names", "receipt", "receiver", "receiver_control", "receiver_load", "receiver_update",
         "registry", "session", "session_build", "session_end", "stash", "turn")]
@@ -94,7 +94,8 @@ MUTATIONS = [
      "    if (strcmp(receiver->weight_version"),
     (W + "turn.c", "    if (receiver->session->state != HR_SESSION_OPEN)\n", "    if (false)\n"),
     (W + "receiver_update.c", "    if (receiver->session->state != HR_SESSION_PREPARED)\n", "    if (false)\n"),
-    (W + "receiver_control.c", "    if (registered->tensors > 0)\n        return hr_fail", "    if (false)\n        return hr_fail"),
+    (W + "receiver_control.c", "    if (registered->tensors > 0)\n        return hr_fail",
+     "    if (false)\n        return hr_fail"),
     (W + "receiver_control.c", "    if (registered->pending && hr_session_admits(session, name))", "    if (false)"),
     (W + "receiver_control.c", "    if (registration->defer_publish && is_published(receiver, old))", "    if (false)"),
     # ---- calls that come again ----

@@ -1,3 +1,4 @@
+/* Cores by what sched.h tells and takes: sched_getcpu and affinity masks. */
 #include "base/cores.h"
 
 #include <sched.h>

@@ -30,12 +30,12 @@ typedef struct hr_engine_ask {
  * what concerns all (a URL, memory); what one engine does stands in its call. */
 hr_status hr_engine_calls(const char *const *urls, size_t n, const hr_engine_ask *ask,
                           hr_engine_call **calls, hr_error *err);
+void hr_engine_calls_free(hr_engine_call *calls, size_t n);
+
 /* Whether there is one engine or more, and each is a URL, before anything is done. ERR_INVALID. */
 hr_status hr_engine_urls_check(const char *const *urls, size_t n, hr_error *err);
 
 /* Fails with the status of a call that failed: "engine URL: why", or that it is not reachable. */
 hr_status hr_engine_call_fail(const hr_engine_call *call, hr_error *err);
-
-void hr_engine_calls_free(hr_engine_call *calls, size_t n);
 
 #endif

@@ -14,12 +14,12 @@ typedef struct hr_publishing {
     const char *transport, *pause, *api_key;
     uint64_t bucket_size;
     double timeout; /* seconds */
-    uint64_t timeout_ms;
     bool audit, pinned, json;
     bool tries_again; /* set by whoever repeats a push: failures are its to tell */
     bool unheard; /* the last push failed before engines heard of it: for a key, a transport or an
                      engine that is away, not for what is in it */
     /* filled by hr_publishing_open */
+    uint64_t timeout_ms;
     hr_publisher *publisher;
     hr_progress progress;
 } hr_publishing;

@@ -69,19 +69,14 @@ static void make_table(watch_flags *f) {
 static void print_help(const watch_flags *f) {
     printf("usage: headrace watch DIR --engine URL... (--adapter NAME | --base)\n\n"
            "Publishes the newest whole checkpoint in DIR or DIR/checkpoint-N, looking every "
-           "--interval: of "
-           "several that\nwere written between two looks the older ones are left out. The folder's "
-           "name becomes "
-           "the weight version.\nA checkpoint is whole when its files can be read to their end and "
-           "did not "
-           "change between two looks. Where\nengines refuse one, the next older one is tried that "
-           "is newer than "
-           "what they have. An engine that restarts\ngets what was published last again. Ends with "
-           "Ctrl-C.\n\n"
+           "--interval: of several that\nwere written between two looks the older ones are left "
+           "out. The folder's name becomes the weight version.\nA checkpoint is whole when its "
+           "files can be read to their end and did not change between two looks. Where\nengines "
+           "refuse one, the next older one is tried that is newer than what they have. An engine "
+           "that restarts\ngets what was published last again. Ends with Ctrl-C.\n\n"
            "With --once, ends when one is published. Waits for a first checkpoint and for engines "
-           "that are away; "
-           "fails\nwhen every checkpoint is refused or stays unreadable for 10 looks, and for a "
-           "wrong key.\n\n");
+           "that are away; fails\nwhen every checkpoint is refused or stays unreadable for 10 "
+           "looks, and for a wrong key.\n\n");
     hr_cli_print_options(stdout, f->table, f->n);
     printf("\nexit codes: 0 ended by a signal, or published with --once; 1 DIR cannot be read, or "
            "nothing could be\npublished with --once; 2 wrong usage\n");

@@ -5,7 +5,7 @@
 #include "format/json_scan.h"
 
 #include "format/json.h"
-#include "format/json_check.h"
+#include "format/json_bytes.h"
 
 #include <limits.h>
 #include <locale.h>

@@ -2,7 +2,7 @@
  */
 #include "format/json_writer.h"
 
-#include "format/json_check.h"
+#include "format/json_bytes.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -61,9 +61,8 @@ static void put_escape(hr_buf *buf, unsigned char c) {
 }
 
 static void put_string(hr_buf *buf, const char *text, size_t len) {
-    size_t start = 0, at = 0;
+    size_t start = 0, at = hr_json_plain(text, len);
     hr_buf_putc(buf, '"');
-    at = hr_json_plain(text, len);
     while (at < len) {
         unsigned char c = (unsigned char)text[at];
         bool escape = c < 0x20 || c == '"' || c == '\\';

@@ -40,9 +40,9 @@ typedef struct hr_header {
     hr_safetensors *file;
     hr_extent *extents;
     size_t n, cap;
-    size_t
-        names_used; /* a name and its NUL take less than they do in the header, with its quotes */
-    bool judged;    /* what failed is not the JSON, but what it says */
+    /* Of file->names. A name and its NUL take less than they do in the header, with its quotes. */
+    size_t names_used;
+    bool judged; /* what failed is not the JSON, but what it says */
     hr_error *err;
     /* The entry being read. */
     hr_json_scan entry; /* where it begins */

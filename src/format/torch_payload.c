@@ -1,7 +1,7 @@
 /* From the object that a payload is to named tensors: pairs, a dict, or a flattened bucket. */
 #include "format/torch_payload.h"
 
-#include "format/json_check.h"
+#include "format/json_bytes.h"
 #include "format/torch_pickle.h"
 
 #include <stdlib.h>

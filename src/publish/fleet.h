@@ -13,8 +13,8 @@ typedef struct hr_fleet_engine {
     bool known; /* false: whether the last stage was done is not known */
     hr_session_state state;
     bool paused, unservable;
-    bool
-        touched; /* by a bucket, perhaps: all but those that it refused before it changed a thing */
+    /* By a bucket, perhaps: by all but those that it refused before it changed a thing. */
+    bool touched;
     char error[512]; /* of its last failure; "" */
     hr_engine_receipt receipt;
     bool has_receipt;

@@ -2,7 +2,7 @@
 #include "server/update_args.h"
 
 #include "format/json.h"
-#include "format/json_check.h"
+#include "format/json_bytes.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -36,9 +36,9 @@ typedef struct hr_stage_request {
     hr_stage stage;
     const char *session_id;
     hr_push_pause pause; /* PAUSE */
-    const hr_push_adapter
-        *registrations; /* REGISTER: at the same time; the first that fails in this
-                           order is the answer, the others may be registered */
+    /* REGISTER: at the same time; the first that fails in this order is the answer, the others may
+     * be registered. */
+    const hr_push_adapter *registrations;
     size_t n_registrations;
     const hr_push_adapter *adapters; /* BEGIN, COMMIT, and BUCKET where adapters go whole */
     size_t n_adapters;

@@ -46,8 +46,9 @@ static hr_status check_pin(const hr_adapter_store *store, const char *name, bool
     return HR_OK;
 }
 
-hr_status hr_adapter_store_check_place(const hr_adapter_store *store, const char *name, bool pinned,
-                                       bool displaces, hr_error *err) {
+/* Inside the lock: is there a place for one more name? */
+static hr_status check_place(const hr_adapter_store *store, const char *name, bool pinned,
+                             bool displaces, hr_error *err) {
     HR_TRY(check_pin(store, name, pinned, err));
     uint32_t max = store->limits.max_loaded, reserved = hr_adapter_store_count_reserved(store);
     uint32_t staying = displaces ? count_pinned(store) : hr_adapter_store_count_staying(store);
@@ -107,7 +108,7 @@ static hr_status check_reservation(hr_adapter_store *store, const char *name, bo
                        other->streamed
                            ? "it is registered and waits for its weights; stream them, or unload it"
                            : "another load of it is under way");
-    return hr_adapter_store_check_place(store, name, pinned, displaces, err);
+    return check_place(store, name, pinned, displaces, err);
 }
 
 static void link_reservation(hr_adapter_store *store, hr_adapter_reservation *reservation) {
@@ -233,7 +234,7 @@ hr_status hr_adapter_store_recall(hr_adapter_store *store, const char *name,
         if (evicted == NULL || evicted->path == NULL)
             status = hr_adapter_store_fail_unknown(store, name, err);
         else if (hr_adapter_store_find_reserved(store, name) == NULL) /* else that is its place */
-            status = hr_adapter_store_check_place(store, name, false, false, err);
+            status = check_place(store, name, false, false, err);
     }
     if (status == HR_OK && evicted != NULL) {
         reservation = reservation_create(store, name, evicted->path, false);

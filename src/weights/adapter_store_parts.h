@@ -106,9 +106,6 @@ uint32_t hr_adapter_store_count_staying(const hr_adapter_store *store);
 
 /* ---- adapter_load.c ---- */
 
-/* Inside the lock: HR_ERR_LIMIT when one more name has no place. */
-hr_status hr_adapter_store_check_place(const hr_adapter_store *store, const char *name, bool pinned,
-                                       bool displaces, hr_error *err);
 /* Inside the lock: places that are held for names to come. */
 uint32_t hr_adapter_store_count_reserved(const hr_adapter_store *store);
 /* Inside the lock: the load is over; who waits for it hears of it. */

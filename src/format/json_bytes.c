@@ -1,5 +1,5 @@
 /* Which bytes may stand in a JSON string. */
-#include "format/json_check.h"
+#include "format/json_bytes.h"
 
 #include <stdbool.h>
 #include <stdint.h>

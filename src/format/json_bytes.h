@@ -1,6 +1,6 @@
 /* Which bytes may stand in a JSON string: what the reader and the writer share. */
-#ifndef HR_FORMAT_JSON_CHECK_H
-#define HR_FORMAT_JSON_CHECK_H
+#ifndef HR_FORMAT_JSON_BYTES_H
+#define HR_FORMAT_JSON_BYTES_H
 
 #include <stddef.h>
 
