@@ -77,10 +77,10 @@ typedef struct hr_receiver_sink {
 
     /* Checks a registration (config, rank, modules, room for one more name) and keeps room for a
      * new name until it is published or forgotten. Called again for a name that is registered or
-     * published: the new config is checked, nothing else changes. */
+     * published: the new config is checked; of what is kept only pinned may change. */
     hr_status (*register_adapter)(void *self, const hr_registration *registration, hr_error *err);
-    /* Gives the room of a name that no session has published back. Harmless for a name that was
-     * published otherwise. */
+    /* Gives back the room that register_adapter keeps for a name. Harmless for a name without such
+     * room: what is served under it stays. */
     void (*forget_adapter)(void *self, const char *name);
     /* Whether a name that a session has published is still served, or can be brought back; one that
      * gave way is as new again. NULL: it is until it is unregistered. */

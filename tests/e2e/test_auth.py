@@ -132,9 +132,11 @@ def test_unknown_routes_need_the_api_key_too(engine, keys):
 
 def test_one_key_is_enough_for_every_command(engine, keys, adapter_dirs):
     key = {"none": [], "user": ["--api-key", USER]}.get(keys, ["--api-key", ADMIN])
-    for words in (["push", "--adapter", f"a={adapter_dirs['qv-r1']}"], ["verify", "--adapter", f"a={adapter_dirs['qv-r1']}"],
-                  ["status"], ["generate", "--adapter", "a", "--ids", "5", "--max-new-tokens", "1"]):
-        done = subprocess.run([str(BINARY), *words, "--engine", engine.url, *key], capture_output=True, text=True, timeout=60)
+    adapter = ["--adapter", f"a={adapter_dirs['qv-r1']}"]
+    for words in (["push", *adapter], ["verify", *adapter], ["status"],
+                  ["generate", "--adapter", "a", "--ids", "5", "--max-new-tokens", "1"]):
+        done = subprocess.run([str(BINARY), *words, "--engine", engine.url, *key], capture_output=True, text=True,
+                              timeout=60)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 

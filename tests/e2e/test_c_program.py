@@ -10,7 +10,8 @@ from tools.engine import BINARY, ROOT, Engine
 
 
 def run(*words, code=0, **environment):
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, env=os.environ | environment)
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120,
+                          env=os.environ | environment)
     assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
 

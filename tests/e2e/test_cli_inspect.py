@@ -47,7 +47,8 @@ def test_the_same_as_json(name, adapter_dirs):
     config = json.loads((adapter_dirs[name] / "adapter_config.json").read_text())
     told = json.loads(inspect(adapter_dirs[name], "--json"))["adapter"]
     root = math.sqrt(config["r"]) if config["use_rslora"] else config["r"]
-    assert (told["rank"], told["alpha"], told["scaling"]) == (config["r"], config["lora_alpha"], config["lora_alpha"] / root)
+    alpha = config["lora_alpha"]
+    assert (told["rank"], told["alpha"], told["scaling"]) == (config["r"], alpha, alpha / root)
     assert told["target_modules"] == config["target_modules"] and told["refused"] is None
 
 

@@ -52,9 +52,11 @@ def test_help_of_a_command_in_both_words():
 def test_help_is_found_where_output_fails(command):
     """A full disk is a failure, except where something was done all the same; a reader that left is none."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run([str(BINARY), command, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
+        done = subprocess.run([str(BINARY), command, "--help"], stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=20)
     assert done.returncode == (0 if command in ("push", "watch") else 1) and "could not be written" in done.stderr
-    done = subprocess.run(f"{BINARY} {command} --help | head -0", shell=True, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(f"{BINARY} {command} --help | head -0", shell=True, capture_output=True, text=True,
+                          timeout=20)
     assert done.stderr == ""
 
 
@@ -64,7 +66,8 @@ def test_token_ids_may_have_commas():
 
 
 @pytest.mark.parametrize("given,text", [("missing", "no such directory"), ("file", "give the directory"),
-                                        ("model", "did you mean --base"), ("half", "adapter_model.safetensors is missing"),
+                                        ("model", "did you mean --base"),
+                                        ("half", "adapter_model.safetensors is missing"),
                                         ("other", "adapter_config.json is missing")])
 @pytest.mark.parametrize("command", ["push", "verify"])
 def test_what_is_no_adapter_directory(command, given, text, tmp_path):

@@ -389,12 +389,14 @@ def test_load_and_unload_under_fire(engine, pool, adapter_dirs):
 def test_no_adapter_has_the_name_of_the_base_model(tiny_dir, adapter_dirs):
     """By whatever route it comes: a request for that model could mean either. Prompts are not split either, at -1."""
     path = adapter_dirs["seven-r8"]
-    config, tensors = json.loads((path / "adapter_config.json").read_text()), load_file(path / "adapter_model.safetensors")
+    config = json.loads((path / "adapter_config.json").read_text())
+    tensors = load_file(path / "adapter_model.safetensors")
     named = {"lora_name": "sea", "config_dict": config}
     with Engine(tiny_dir, "--served-model-name", "sea", "--chunked-prefill-size", -1, skip_tokenizer=True) as engine:
         replies = [engine.post("/load_lora_adapter", {"lora_name": "sea", "lora_path": str(path)}),
                    engine.post("/register_lora_adapter", named),
-                   engine.post("/load_lora_adapter_from_tensors", {**named, "serialized_tensors": forms.plain(tensors)}),
+                   engine.post("/load_lora_adapter_from_tensors",
+                               {**named, "serialized_tensors": forms.plain(tensors)}),
                    requests.post(engine.url + "/update_weights_from_safetensors?lora_name=sea", data=save(tensors),
                                  headers={"X-Lora-Config": json.dumps(config)}, timeout=60)]
         for reply in replies:

@@ -434,9 +434,10 @@ def test_case_58_a_loaded_adapter_needs_its_files_no_more(engine, copy, how):
 
 @pytest.mark.parametrize("route", ["disk", "session with a path", "load call", "session", "safetensors"])
 def test_case_66_a_new_name_for_each_version(tiny_dir, adapter_dirs, route):
-    """The list of names, the engine's own and what is served agree after each load; memory stays. Over the cap the name that was
-    used longest ago gives way, and comes back from its directory, or when it is pushed again: until then it is refused. Only
-    /register_lora_adapter refuses a new name over the cap, as SGLang's does, and there is room after an unload."""
+    """The list of names, the engine's own and what is served agree after each load; memory stays. Over the cap the name
+    that was used longest ago gives way, and comes back from its directory, or when it is pushed again: until then it is
+    refused. Only /register_lora_adapter refuses a new name over the cap, as SGLang's does, and there is room after an
+    unload."""
     paths = [adapter_dirs[name] for name in ("seven-r8", "all-linear-r16", "rslora-r64")]
     configs = [json.loads((path / "adapter_config.json").read_text()) for path in paths]
     tensors = [load_file(path / "adapter_model.safetensors") for path in paths]

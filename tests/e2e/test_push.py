@@ -205,7 +205,8 @@ def test_a_commit_that_was_cut_is_resumed(engines, adapter_dirs, loaded):
         proxy.faults.clear()
         done, _ = push(*words, "--resume", receipt["session_id"], "--version", "cut")
         again = cli("push", *words, "--resume", receipt["session_id"], "--version", "cut").stdout
-        assert again.startswith(f"published  version cut, session {receipt['session_id']}\n"), again  # how much, it cannot know
+        # how much, it cannot know
+        assert again.startswith(f"published  version cut, session {receipt['session_id']}\n"), again
     assert [said["state"] for said in done["engines"]] == ["published", "published"]
     assert version(two) == "cut" and scores(two, "a") == loaded["seven-r8"]
 

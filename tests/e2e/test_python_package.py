@@ -510,7 +510,8 @@ def test_an_engine_that_has_restarted_is_told_by_its_instance(tiny_dir, monkeypa
         before = publisher.push(adapters={"a": learner.peft, "b": learner.peft}, version="1")
     with pytest.raises(headrace.HeadraceError) as caught:
         publisher.push(learner.peft, adapter="a")
-    assert (caught.value.status, caught.value.stage, caught.value.report["published"]) == ("ERR_PEER", "register", "none")
+    assert (caught.value.status, caught.value.stage) == ("ERR_PEER", "register")
+    assert caught.value.report["published"] == "none"
     with Engine(tiny_dir, *FLAGS, dtype="float32", skip_tokenizer=True) as engine:
         with pytest.raises(headrace.HeadraceError) as lost:
             publisher.resume(before.session_id)

@@ -118,11 +118,13 @@ def test_bytes_that_are_no_request(good, data):
 
 
 @pytest.mark.parametrize("framing", [
-    b"Content-Length: 2\r\nContent-Length: 44", b"Content-Length: 44\r\ncontent-length: 2", b"Content-Length: 2\r\nContent-Length: 2",
+    b"Content-Length: 2\r\nContent-Length: 44", b"Content-Length: 44\r\ncontent-length: 2",
+    b"Content-Length: 2\r\nContent-Length: 2",
     b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 2",
     b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", b"Transfer-Encoding: gzip, chunked",
     b"Content-Length: 2, 44", b"Content-Length: -2", b"Content-Length: 0x2",
-    b"Content-Length : 2", b"Content-Length\t: 2", b"Content-Length:\r\n 2", b"Content-Length: 2\r\n 4", b" Content-Length: 2",
+    b"Content-Length : 2", b"Content-Length\t: 2", b"Content-Length:\r\n 2", b"Content-Length: 2\r\n 4",
+    b" Content-Length: 2",
     b"Transfer-Encoding : chunked", b"Transfer-Encoding:\r\n\tchunked"])
 def test_a_body_whose_end_is_unclear(good, framing):
     """What one reader takes for a body and another for the next request is refused, and nothing more is read."""

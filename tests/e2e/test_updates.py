@@ -214,7 +214,8 @@ def test_a_new_name_over_the_cap_is_not_registered_and_none_gives_way(engine, ad
 # ---- load_lora_adapter_from_tensors ----
 
 def test_a_load_over_the_cap_takes_the_place_of_the_name_used_longest_ago(engine, adapter, other):
-    """A load that fails takes none; a name that gave way is refused, never served by another, until it is pushed again."""
+    """A load that fails takes none; a name that gave way is refused, never served by another, until it is pushed
+    again."""
     for name in "abcd":
         load(engine, name, other, pinned=name == "c")
     before = bits(engine, "a")
@@ -551,8 +552,8 @@ def test_a_staged_name_of_a_dead_trainer_is_free_for_the_next(engine, adapter, o
     """As long as no session holds it: registered again, also with another config, or unloaded."""
     register(engine, "a@1", other, defer_publish=True)  # and is never heard of again
     staged(engine, "a@1", adapter)
-    refuse(engine, "register_lora_adapter", "waits for publication by the session", lora_name="a@1", config_dict=other.config,
-           defer_publish=True)
+    refuse(engine, "register_lora_adapter", "waits for publication by the session", lora_name="a@1",
+           config_dict=other.config, defer_publish=True)
     send(engine, adapter.named("a@1"), flush_cache=False)
     ask(engine, "end_weight_update", expected_lora_checksums={"a@1": adapter.sums()})
     load(engine, "same", adapter)
@@ -627,9 +628,10 @@ def test_kv_of_an_old_version_is_never_used_for_a_new_one(engine, adapter):
 # ---- versions and pauses ----
 
 def long_request(engine, pool):
-    """A request that runs to the end of the context, slowed down by others beside it and their logprobs; its meta_info."""
-    body = {"input_ids": [PROMPT] * 48, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 0},
-            "return_logprob": True, "top_logprobs_num": 20}
+    """The meta_info of a request that runs to the end of the context, slowed down by others beside it and their
+    logprobs."""
+    body = {"input_ids": [PROMPT] * 48, "return_logprob": True, "top_logprobs_num": 20,
+            "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 0}}
     request = pool.submit(lambda: engine.generate(**body)[0]["meta_info"])
     deadline = time.monotonic() + 20
     while engine.get("/server_info").json()["internal_states"][0]["running"] == 0:

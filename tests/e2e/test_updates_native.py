@@ -451,16 +451,18 @@ def test_what_only_an_end_can_guard_is_refused_beside_a_bucket_of_a_session(engi
     """And the bucket has not come: the session cannot end as if it had."""
     s = begin(engine)
     if how == "image":
-        message = image(engine, {UP: base[UP]}, 400, **{key: str(value).lower() for key, value in option.items()})["message"]
+        query = {key: str(value).lower() for key, value in option.items()}
+        message = image(engine, {UP: base[UP]}, 400, **query)["message"]
     else:
-        message = call(engine, "update_weights_from_tensor", 400, serialized_named_tensors=[forms.plain([(UP, base[UP])])],
-                       **option)["message"]
+        message = call(engine, "update_weights_from_tensor", 400,
+                       serialized_named_tensors=[forms.plain([(UP, base[UP])])], **option)["message"]
     assert next(iter(option)) in message and "session" in message
     image(engine, {UP: base[UP]}, session_id=s, complete_base="false", audit="false")
     assert next(iter(option)) in call(engine, "end_weight_update", 400, session_id=s)["message"]
 
 
-@pytest.mark.parametrize("options", [{"pinned": "true"}, {"pinned": "true", "lora_name": "mine"}, {"upsert": "false"}, {"index": 0}])
+@pytest.mark.parametrize("options", [
+    {"pinned": "true"}, {"pinned": "true", "lora_name": "mine"}, {"upsert": "false"}, {"index": 0}])
 def test_an_option_that_would_mean_nothing_is_refused(engine, base, options):
     name, value = next(iter(options.items()))
     assert name in image(engine, {UP: base[UP]}, 400, **options)["message"]

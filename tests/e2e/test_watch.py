@@ -1,5 +1,6 @@
-"""`headrace watch` beside a trainer that writes checkpoints: the newest whole one is published once at each look, one that
-is bad gives way to the next older one, what is half written is never touched, and an engine that restarts gets it again."""
+"""`headrace watch` beside a trainer that writes checkpoints: each look publishes the newest whole one, once; one that is
+bad gives way to the next older one, what is half written is never touched, and an engine that restarts gets it
+again."""
 
 import json
 import os
@@ -46,7 +47,6 @@ class Watch:
         assert self.process.returncode == 0, text
         lines = [json.loads(line) for line in out.splitlines()]
         return [line["weight_version"] for line in lines if line["success"]], text
-
 
     def end(self, code):
         """Of a watch with --once, which ends by itself: what it said."""
@@ -234,7 +234,8 @@ def test_a_wrong_key_is_no_fault_of_a_checkpoint(tiny_dir, adapter_dirs, tmp_pat
 
 @pytest.fixture
 def world(tiny_dir, adapter_dirs, tmp_path):
-    """Two engines, the second one behind a proxy, which can hand its place to another process; checkpoint-1 is there."""
+    """Two engines, the second one behind a proxy, which can hand its place to another process; checkpoint-1 is
+    there."""
     write(adapter_dirs["seven-r8"], tmp_path / "checkpoint-1")
     with Engine(tiny_dir, skip_tokenizer=True) as one, Engine(tiny_dir, skip_tokenizer=True) as old, \
             Engine(tiny_dir, skip_tokenizer=True) as new, Proxy(old) as proxy:
@@ -272,8 +273,8 @@ def test_what_others_push_or_unload_is_no_restart(world, adapter_dirs, tmp_path)
     one = world[0]
     with Watch(tmp_path, one, "--adapter", "w") as watch:
         wait_for(lambda: published(one) == 1)
-        subprocess.run([str(BINARY), "push", "--engine", one.url, "--adapter", f"x={adapter_dirs['qv-r1']}", "--version", "x-1"],
-                       check=True, capture_output=True, timeout=30)
+        subprocess.run([str(BINARY), "push", "--engine", one.url, "--adapter", f"x={adapter_dirs['qv-r1']}",
+                        "--version", "x-1"], check=True, capture_output=True, timeout=30)
         one.unload("w")
         settle()
         versions, _ = watch.stop()
