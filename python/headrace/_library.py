@@ -17,6 +17,8 @@ MAX_DIMS = 8
 # hr_tensor: name, dtype, ndim, shape, data, bytes
 TENSOR = struct.Struct(f"=QiI{MAX_DIMS}QQQ")
 TENSOR_BYTES, TENSOR_WORDS = TENSOR.size, TENSOR.size // 8
+# where its fields begin, in words; kind: dtype and ndim, half a word each
+NAME_WORD, KIND_WORD, SHAPE_WORD, DATA_WORD, SIZE_WORD = 0, 1, 2, 2 + MAX_DIMS, 3 + MAX_DIMS
 
 # hr_dtype, by torch's names
 DTYPES = {

@@ -376,17 +376,18 @@ def _cuts(sizes: list[int], most_bytes: int) -> Iterator[tuple[int, int]]:
 def _fill(words: array.array[int], addresses: list[int], dtypes: list[int], shapes: list[Any], data: list[int],
           sizes: list[int]) -> None:
     """An array of hr_tensor, column by column."""
+    step = _library.TENSOR_WORDS
     halves, ndims = memoryview(words).cast("B").cast("I"), array.array("I", map(len, shapes))
-    halves[2::2 * _library.TENSOR_WORDS] = memoryview(array.array("I", dtypes))
-    halves[3::2 * _library.TENSOR_WORDS] = memoryview(ndims)
-    words[0::_library.TENSOR_WORDS] = array.array("Q", addresses)
+    halves[2 * _library.KIND_WORD::2 * step] = memoryview(array.array("I", dtypes))
+    halves[2 * _library.KIND_WORD + 1::2 * step] = memoryview(ndims)
+    words[_library.NAME_WORD::step] = array.array("Q", addresses)
     most = max(ndims)
     if min(ndims) < most:
         shapes = [(*shape, *[0] * (most - len(shape))) for shape in shapes]
     for dim in range(most):
-        words[2 + dim::_library.TENSOR_WORDS] = array.array("Q", map(operator.itemgetter(dim), shapes))
-    words[10::_library.TENSOR_WORDS] = array.array("Q", data)
-    words[11::_library.TENSOR_WORDS] = array.array("Q", sizes)
+        words[_library.SHAPE_WORD + dim::step] = array.array("Q", map(operator.itemgetter(dim), shapes))
+    words[_library.DATA_WORD::step] = array.array("Q", data)
+    words[_library.SIZE_WORD::step] = array.array("Q", sizes)
 
 
 def pack(part: Part, most_bytes: int) -> Iterator[PackedUnit]:

@@ -60,30 +60,50 @@ static bool all_have_instances(const hr_holders *holders) {
     return true;
 }
 
-static bool is_another_process(const cJSON *reply, const char *instance) {
+static bool is_another_process(const cJSON *reply, const hr_holder *holder, const hr_held *held) {
+    (void)held;
     const cJSON *now = hr_json_get(hr_json_get(reply, "session"), "instance");
-    return cJSON_IsString(now) && strcmp(now->valuestring, instance) != 0;
+    return cJSON_IsString(now) && strcmp(now->valuestring, holder->instance) != 0;
 }
 
 /* Of /v1/models, which lists adapters beside the base. */
-static bool lists_without(const cJSON *reply, const char *adapter) {
+static bool lists_without(const cJSON *reply, const hr_holder *holder, const hr_held *held) {
+    (void)holder;
     const cJSON *cards = hr_json_get(reply, "data"), *card;
     if (!cJSON_IsArray(cards))
         return false;
     cJSON_ArrayForEach(card, cards) {
         const cJSON *id = hr_json_get(card, "id");
-        if (cJSON_IsString(id) && strcmp(id->valuestring, adapter) == 0)
+        if (cJSON_IsString(id) && strcmp(id->valuestring, held->adapter) == 0)
             return false;
     }
     return true;
 }
 
 /* Other trainers may name their version on the same engine; none is called as at the start. */
-static bool has_first_version(const cJSON *reply, const char *label) {
+static bool has_first_version(const cJSON *reply, const hr_holder *holder, const hr_held *held) {
+    (void)holder;
     static const char first[] = "default";
     const cJSON *version = hr_json_get(reply, "weight_version");
     return cJSON_IsString(version) && strcmp(version->valuestring, first) == 0 &&
-           strcmp(label, first) != 0;
+           strcmp(held->label, first) != 0;
+}
+
+/* How an engine is found to have lost what it held. */
+typedef struct sign {
+    const char *path;
+    bool (*is_there)(const cJSON *reply, const hr_holder *holder, const hr_held *held);
+} sign;
+
+static const sign by_instance = {"/weight_update_status", is_another_process};
+static const sign by_adapter = {"/v1/models", lists_without};
+static const sign by_version = {"/model_info", has_first_version};
+
+/* Only Headrace engines say which process they are. */
+static const sign *choose_sign(const hr_holders *holders, const hr_held *held) {
+    if (all_have_instances(holders))
+        return &by_instance;
+    return held->adapter != NULL ? &by_adapter : &by_version;
 }
 
 static hr_status ask(const hr_holders *holders, const hr_held *held, const char *path,
@@ -105,22 +125,15 @@ static hr_status ask(const hr_holders *holders, const hr_held *held, const char 
 
 hr_status hr_holders_lost(const hr_holders *holders, const hr_held *held, hr_cli_list *lost,
                           hr_error *err) {
-    bool named = all_have_instances(holders);
+    const sign *sign_of_loss = choose_sign(holders, held);
     hr_engine_call *calls = NULL;
     lost->n = 0;
     if (holders->n == 0)
         return HR_OK;
-    HR_TRY(ask(holders, held,
-               named                   ? "/weight_update_status"
-               : held->adapter != NULL ? "/v1/models"
-                                       : "/model_info",
-               &calls, err));
+    HR_TRY(ask(holders, held, sign_of_loss->path, &calls, err));
     for (size_t i = 0; i < holders->n && lost->n < HR_CLI_MAX_ITEMS; i++) {
         const hr_holder *holder = &holders->items[i];
-        bool gone = named                   ? is_another_process(calls[i].reply, holder->instance)
-                    : held->adapter != NULL ? lists_without(calls[i].reply, held->adapter)
-                                            : has_first_version(calls[i].reply, held->label);
-        if (calls[i].status == HR_OK && gone)
+        if (calls[i].status == HR_OK && sign_of_loss->is_there(calls[i].reply, holder, held))
             lost->items[lost->n++] = holder->url;
     }
     hr_engine_calls_free(calls, holders->n);

@@ -73,8 +73,8 @@ static const char *unclear_framing(struct MHD_Connection *connection) {
         return "the request has more than one Content-Length or Transfer-Encoding: wanted one, so "
                "that it is clear where the body ends";
     if (f.odd_name)
-        return "a header's name has a space or a folded line in it: wanted none, so that it is "
-               "clear where the body ends";
+        return "a header's name has a space or a folded line in it, or begins as Content-Length or "
+               "Transfer-Encoding do: wanted neither, so that it is clear where the body ends";
     if (f.unknown)
         return "Transfer-Encoding: wanted chunked, and nothing else";
     return NULL;
