@@ -49,13 +49,6 @@ static void close_weights(weights *w) {
     hr_adapter_card_free(&w->card);
 }
 
-static bool has(const char *dir, const char *name) {
-    char *path = hr_path_join(dir, name);
-    bool found = path != NULL && hr_file_exists(path);
-    free(path);
-    return found;
-}
-
 static hr_status open_adapter(const char *dir, weights *w, hr_error *err) {
     w->form = "PEFT adapter";
     w->is_adapter = true;
@@ -70,11 +63,11 @@ static hr_status open_adapter(const char *dir, weights *w, hr_error *err) {
 }
 
 static hr_status open_dir(const char *path, weights *w, hr_error *err) {
-    if (has(path, "adapter_config.json") || has(path, "adapter_model.safetensors"))
+    if (hr_dir_has(path, "adapter_config.json") || hr_dir_has(path, "adapter_model.safetensors"))
         return open_adapter(path, w, err);
     w->form = "checkpoint";
     hr_status status = hr_checkpoint_open(path, &w->checkpoint, err);
-    if (status == HR_ERR_NOT_FOUND && !has(path, "config.json"))
+    if (status == HR_ERR_NOT_FOUND && !hr_dir_has(path, "config.json"))
         hr_fail(err, status,
                 "%s: no weights here; wanted the directory of a PEFT adapter "
                 "(adapter_config.json, adapter_model.safetensors) or of a Hugging Face model "

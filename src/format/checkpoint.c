@@ -26,13 +26,6 @@ static hr_status no_memory(hr_error *err, const char *dir) {
     return hr_fail(err, HR_ERR_NO_MEMORY, "%s: out of memory", dir);
 }
 
-static bool has_file(const char *dir, const char *name) {
-    char *path = hr_path_join(dir, name);
-    bool found = path != NULL && hr_file_exists(path);
-    free(path);
-    return found;
-}
-
 static hr_status open_shard(hr_checkpoint *checkpoint, const char *dir, const char *name,
                             hr_error *err) {
     char *path = hr_path_join(dir, name);
@@ -143,7 +136,7 @@ static hr_status open_sharded(hr_checkpoint *checkpoint, const char *dir, hr_err
 }
 
 static hr_status refuse_no_weights(const char *dir, hr_error *err) {
-    if (has_file(dir, "pytorch_model.bin") || has_file(dir, "pytorch_model.bin.index.json"))
+    if (hr_dir_has(dir, "pytorch_model.bin") || hr_dir_has(dir, "pytorch_model.bin.index.json"))
         return hr_fail(err, HR_ERR_UNSUPPORTED,
                        "%s has its weights only as pytorch_model.bin; wanted " SINGLE_NAME
                        ": load and save it once with transformers to get one",
@@ -152,13 +145,13 @@ static hr_status refuse_no_weights(const char *dir, hr_error *err) {
 }
 
 static hr_status open_files(hr_checkpoint *checkpoint, const char *dir, hr_error *err) {
-    if (has_file(dir, SINGLE_NAME)) {
+    if (hr_dir_has(dir, SINGLE_NAME)) {
         checkpoint->shards = calloc(1, sizeof(hr_safetensors *));
         if (checkpoint->shards == NULL)
             return no_memory(err, dir);
         return open_shard(checkpoint, dir, SINGLE_NAME, err);
     }
-    if (has_file(dir, INDEX_NAME))
+    if (hr_dir_has(dir, INDEX_NAME))
         return open_sharded(checkpoint, dir, err);
     return refuse_no_weights(dir, err);
 }

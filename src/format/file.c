@@ -55,3 +55,10 @@ char *hr_path_join(const char *dir, const char *name) {
     char *path = NULL;
     return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
 }
+
+bool hr_dir_has(const char *dir, const char *name) {
+    char *path = hr_path_join(dir, name);
+    bool found = path != NULL && hr_file_exists(path);
+    free(path);
+    return found;
+}

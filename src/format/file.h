@@ -14,6 +14,9 @@ hr_status hr_file_read(const char *path, size_t max_bytes, hr_buf *out, hr_error
 /* True when path names an existing file of any kind. */
 bool hr_file_exists(const char *path);
 
+/* The same of dir + "/" + name; false without memory. */
+bool hr_dir_has(const char *dir, const char *name);
+
 /* dir + "/" + name, from malloc; NULL without memory. */
 char *hr_path_join(const char *dir, const char *name);
 

@@ -22,34 +22,27 @@ struct hr_dir_source {
     size_t part, tensor; /* next: of adapter `part`, and the base after the last */
 };
 
-static bool has(const char *dir, const char *name) {
-    char *path = hr_path_join(dir, name);
-    bool found = path != NULL && hr_file_exists(path);
-    free(path);
-    return found;
-}
-
 /* What a person may have given instead, or has only half of. */
 static const char *hint(const char *dir, bool config, bool tensors) {
     if (!hr_file_exists(dir))
         return "there is no such directory";
-    if (!has(dir, "."))
+    if (!hr_dir_has(dir, "."))
         return "this is a file: give the directory that it is in";
-    if (config && has(dir, "adapter_model.bin"))
+    if (config && hr_dir_has(dir, "adapter_model.bin"))
         return "adapter_model.safetensors is missing, and adapter_model.bin is not taken in its "
                "place: save the adapter with safe_serialization=True";
     if (config)
         return "adapter_model.safetensors is missing";
     if (tensors)
         return "adapter_config.json is missing";
-    if (has(dir, "config.json"))
+    if (hr_dir_has(dir, "config.json"))
         return "this is a model directory: did you mean --base?";
     return "it has neither";
 }
 
 hr_status hr_adapter_dir_check(const char *dir, hr_error *err) {
-    bool config = has(dir, "adapter_config.json");
-    bool tensors = has(dir, "adapter_model.safetensors");
+    bool config = hr_dir_has(dir, "adapter_config.json");
+    bool tensors = hr_dir_has(dir, "adapter_model.safetensors");
     if (config && tensors)
         return HR_OK;
     return hr_fail(err, HR_ERR_NOT_FOUND,
